@@ -6,11 +6,16 @@ a plain tile load on a GPU and an outer-product panel on a CPU, without horizont
 
 An *int8* slice holds, for each KV head in turn::
 
-    K codes    int8  head_dim * block_tokens     (interleaved, see docs/format.md)
-    V codes    int8  block_tokens * head_dim     (interleaved, see docs/format.md)
-    K scale    fp16  [head_dim]                  asymmetric, per channel over the block's tokens
-    K zero     fp16  [head_dim]                  in units of K itself: K = code * scale + zero
-    V scale    fp16  [block_tokens]              symmetric, per token
+    K codes    int8  [head_dim / 2][block_tokens][2]   channel c beside channel c + head_dim / 2
+    V codes    int8  [block_tokens / 2][head_dim][2]   token t beside token t + block_tokens / 2
+    K scale    fp16  [head_dim]                        asymmetric, per channel over the block's tokens
+    K zero     fp16  [head_dim]                        in units of K itself: K = code * scale + zero
+    V scale    fp16  [block_tokens]                    symmetric, per token: V = code * scale
+
+So the code of K (channel c, token t) is byte ``2 * ((c % (head_dim / 2)) * block_tokens + t) + c // (head_dim / 2)``
+of its head, and that of V (token t, channel d) is byte ``head_elements + 2 * ((t % (block_tokens / 2)) * head_dim
++ d) + t // (block_tokens / 2)``. A pair is one 16-bit load that a CPU feeds to ``vpmaddwd`` / ``vpdpwssd`` and a GPU
+splits by shifts into two tiles that meet the halves of q and p. docs/format-slices.md is the whole specification.
 
 This module is arithmetic only: no numpy, no torch.
 """

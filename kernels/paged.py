@@ -49,10 +49,26 @@ class AttentionOptions:
 
     ``window``   attend to the last ``window`` tokens only, the query included
     ``soft_cap`` scores become ``cap * tanh(score / cap)`` (Gemma 2)
-    ``sinks``    fp32 [q_heads], one extra logit a head that takes mass and gives no value (gpt-oss)
+    ``sinks``    fp32 [q_heads], one extra logit a head that takes mass and gives no value (gpt-oss);
+                 it counts once for a query however many calls share its context, so ``paged_attention``
+                 leaves it out and ``merge(partials, sinks=options.sinks)`` puts it in
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
     sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Attention over a subset of the context, mergeable with others by log-sum-exp.
+
+    ``out``  fp32 [queries, q_heads, head_dim]  softmax-weighted values over the subset; 0 where it is empty
+    ``lse``  fp32 [queries, q_heads]            natural log of the sum of exp(score); -inf where it is empty
+
+    Both are on the device of the queries and belong to whoever receives them.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor

@@ -1,0 +1,94 @@
+"""Random paged batches over memory that the case owns, with unseen tokens poisoned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from kvstore.kernels.layout import SliceGeometry
+from kvstore.kernels.paged import AttentionOptions, PagedBatch
+from kvstore.kernels.quant_reference import float32_to_raw, quantise_slice
+
+QUERY_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass
+class Case:
+    """What to draw. Lists have one entry a sequence; ``memory`` holds the slices that a batch points into."""
+
+    kv_heads: int = 2
+    group: int = 2
+    head_dim: int = 64
+    block_tokens: int = 64
+    dtype: str = "float16"
+    codec: str = "raw"
+    contexts: tuple[int, ...] = (100,)
+    queries: tuple[int, ...] = (1,)
+    layers: int = 2
+    keep: float = 1.0
+    seed: int = 0
+    memory: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def geometry(self) -> SliceGeometry:
+        return SliceGeometry(self.kv_heads, self.head_dim, self.block_tokens, self.dtype)
+
+    def build(self) -> tuple[torch.Tensor, PagedBatch]:
+        """Draw the queries and the batch: blocks in random order at odd places, a share of them left out."""
+        rng = np.random.default_rng(self.seed)
+        width = max(1, max(-(-context // self.block_tokens) for context in self.contexts) + 1)
+        addresses = np.zeros((len(self.contexts), width), np.int64)
+        starts = np.full(addresses.shape, -7, np.int32)
+        for sequence, context in enumerate(self.contexts):
+            chosen = [s for s in range(0, context, self.block_tokens) if rng.random() < self.keep]
+            columns = rng.permutation(width)[: len(chosen)]
+            for column, start in zip(columns, chosen, strict=True):
+                addresses[sequence, column] = self._block(rng, context - start)
+                starts[sequence, column] = start
+        offsets = np.concatenate([[0], np.cumsum(self.queries)]).astype(np.int32)
+        shape = (int(offsets[-1]), self.kv_heads * self.group, self.head_dim)
+        query = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(QUERY_DTYPES[self.dtype])
+        batch = PagedBatch(
+            torch.from_numpy(addresses),
+            torch.from_numpy(starts),
+            torch.from_numpy(offsets),
+            torch.tensor(self.contexts, dtype=torch.int32),
+            self.geometry,
+            self.codec,
+        )
+        return query, batch
+
+    def _block(self, rng: np.random.Generator, filled: int) -> int:
+        """Write one block whose tokens from ``filled`` on are NaN (raw) or wild codes (int8); return its address."""
+        geometry = self.geometry
+        stride, size = geometry.slice_stride(self.codec), geometry.slice_bytes(self.codec)
+        memory = np.full(self.layers * stride + 64, 0xFF, np.uint8)
+        start = int(-memory.ctypes.data % 64)
+        for layer in range(self.layers):
+            offset = start + layer * stride
+            memory[offset : offset + size] = self._slice(rng, filled)
+        self.memory.append(memory)
+        return int(memory.ctypes.data) + start
+
+    def _slice(self, rng: np.random.Generator, filled: int) -> np.ndarray:
+        geometry = self.geometry
+        heads, dim, tokens = geometry.kv_heads, geometry.head_dim, geometry.block_tokens
+        key = rng.standard_normal((heads, dim, tokens), dtype=np.float32)
+        value = rng.standard_normal((heads, tokens, dim), dtype=np.float32)
+        poison = np.nan if self.codec == "raw" else 3e4
+        key[:, :, filled:] = poison
+        value[:, filled:] = poison
+        both = np.concatenate([key.reshape(heads, -1), value.reshape(heads, -1)], axis=1).reshape(-1)
+        raw = float32_to_raw(both, geometry.dtype)
+        if self.codec == "raw":
+            return raw
+        coded = quantise_slice(raw, geometry)
+        assert coded is not None
+        return coded
+
+
+def plain_options(head_dim: int, **changes: object) -> AttentionOptions:
+    """Options with the usual scale; ``changes`` set the rest."""
+    return AttentionOptions(scale=head_dim**-0.5, **changes)  # type: ignore[arg-type]

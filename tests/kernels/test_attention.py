@@ -1,0 +1,164 @@
+"""Paged attention against float64, over shapes that models have and shapes that only tests have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvstore.kernels.attention import merge, paged_attention
+from kvstore.kernels.paged import AttentionOptions, PagedBatch, Partial
+from kvstore.kernels.reference import ReferencePartial, merge_reference, paged_attention_reference
+from tests.kernels.cases import Case, plain_options
+
+TOLERANCE = {"float32": 1e-5, "float16": 2e-4, "bfloat16": 2e-4, "int8": 2e-4}
+"""Relative to the largest value of the answer. Both sides read the same stored values: only arithmetic differs."""
+
+
+def error(found: torch.Tensor, wanted: np.ndarray) -> float:
+    scale = max(float(np.abs(wanted).max()), 1e-3)
+    return float(np.abs(found.double().numpy() - wanted).max()) / scale
+
+
+def check(found: Partial, wanted: ReferencePartial, tolerance: float) -> None:
+    empty = np.isneginf(wanted.lse)
+    assert (np.isneginf(found.lse.numpy()) == empty).all()
+    assert (found.out.numpy()[empty] == 0).all()
+    assert error(found.out, wanted.out) <= tolerance
+    assert np.abs(found.lse.numpy()[~empty] - wanted.lse[~empty]).max(initial=0.0) <= 10 * tolerance
+
+
+def run(case: Case, options: AttentionOptions, layer: int = 1) -> None:
+    query, batch = case.build()
+    wanted = paged_attention_reference(query, batch, options, layer=layer)
+    found = paged_attention(query, batch, options, layer=layer)
+    check(found, wanted, TOLERANCE["int8" if case.codec == "int8" else case.dtype])
+
+
+FORMS = [("float32", "raw"), ("float16", "raw"), ("bfloat16", "raw"), ("float16", "int8"), ("bfloat16", "int8")]
+
+
+@pytest.mark.parametrize(("dtype", "codec"), FORMS)
+@pytest.mark.parametrize("head_dim", [32, 40, 64, 80, 96, 112, 128, 256])
+def test_decode_agrees_for_every_head_size(dtype: str, codec: str, head_dim: int) -> None:
+    case = Case(2, 3, head_dim, dtype=dtype, codec=codec, contexts=(1, 64, 200), queries=(1, 1, 1), seed=head_dim)
+    run(case, plain_options(head_dim))
+
+
+@pytest.mark.parametrize(("dtype", "codec"), FORMS)
+@pytest.mark.parametrize("changes", [{}, {"window": 50}, {"soft_cap": 2.0}, {"window": 70, "soft_cap": 1.5}])
+def test_prefill_masks_by_position(dtype: str, codec: str, changes: dict[str, object]) -> None:
+    case = Case(1, 2, 48, dtype=dtype, codec=codec, contexts=(150, 37, 130), queries=(90, 37, 1), seed=3)
+    run(case, plain_options(48, **changes))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_geometry(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    dtype, codec = FORMS[seed % len(FORMS)]
+    group = int(rng.integers(1, 9))
+    sequences = int(rng.integers(1, 4))
+    contexts = tuple(int(c) for c in rng.integers(1, 400, sequences))
+    case = Case(
+        kv_heads=max(1, int(rng.integers(1, 65)) // group // 4),
+        group=group,
+        head_dim=2 * int(rng.integers(16, 129)),
+        block_tokens=int(rng.choice([16, 32, 64, 64, 64, 128])),
+        dtype=dtype,
+        codec=codec,
+        contexts=contexts,
+        queries=tuple(int(rng.integers(1, min(c, 5) + 1)) for c in contexts),
+        keep=float(rng.choice([1.0, 0.6, 0.2])),
+        seed=seed,
+    )
+    window = int(rng.integers(1, 300)) if seed % 3 == 0 else None
+    run(case, plain_options(case.head_dim, window=window), layer=int(rng.integers(0, 2)))
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8"])
+@pytest.mark.parametrize("queries", [1, 20])
+def test_long_context(codec: str, queries: int) -> None:
+    case = Case(1, 2, 64, codec=codec, contexts=(10_000,), queries=(queries,), layers=1)
+    run(case, plain_options(64), layer=0)
+
+
+def test_rows_that_see_nothing_are_empty() -> None:
+    query, batch = Case(contexts=(130, 5), queries=(1, 1)).build()
+    batch.addresses[0] = 0
+    found = paged_attention(query, batch, plain_options(64), layer=0)
+    assert (found.out[0] == 0).all()
+    assert torch.isneginf(found.lse[0]).all()
+    assert torch.isfinite(found.lse[1]).all()
+
+
+def test_merge_of_any_split_with_sinks_equals_the_whole() -> None:
+    case = Case(2, 4, 64, dtype="float32", contexts=(500, 90), queries=(2, 1))
+    query, batch = case.build()
+    sinks = torch.linspace(-2, 3, 8)
+    options = plain_options(64, sinks=sinks)
+    whole = paged_attention_reference(query, batch, options, layer=0)
+    wanted = merge_reference([whole], sinks.double().numpy())
+    owner = torch.arange(batch.addresses.numel()).view(batch.addresses.shape) % 3
+    parts = []
+    for index in range(3):
+        some = torch.where(owner == index, batch.addresses, 0)
+        subset = PagedBatch(some, batch.starts, batch.query_offsets, batch.context_lens, batch.geometry)
+        parts.append(paged_attention(query, subset, options, layer=0))
+    check(merge(parts, sinks=sinks), wanted, TOLERANCE["float32"])
+
+
+def test_merge_keeps_empty_rows_empty() -> None:
+    empty = Partial(torch.zeros(2, 3, 8), torch.full((2, 3), -torch.inf))
+    joined = merge([empty, empty])
+    assert (joined.out == 0).all()
+    assert torch.isneginf(joined.lse).all()
+    with_sinks = merge([empty], sinks=torch.tensor([1.0, 2.0, 3.0]))
+    assert (with_sinks.out == 0).all()
+    assert with_sinks.lse.tolist() == [[1, 2, 3], [1, 2, 3]]
+
+
+def test_merge_survives_large_scores() -> None:
+    parts = [Partial(torch.full((1, 1, 4), float(i)), torch.tensor([[lse]])) for i, lse in enumerate((9e4, -9e4))]
+    assert merge(parts).out.tolist() == [[[0, 0, 0, 0]]]
+    assert merge(parts).lse.item() == pytest.approx(9e4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("addresses", torch.zeros(1, 3, dtype=torch.int32)),
+        ("addresses", torch.zeros(3, dtype=torch.int64)),
+        ("starts", torch.zeros(1, 2, dtype=torch.int32)),
+        ("query_offsets", torch.tensor([0, 2], dtype=torch.int32)),
+        ("query_offsets", torch.tensor([1, 1], dtype=torch.int32)),
+        ("context_lens", torch.tensor([1, 1], dtype=torch.int32)),
+    ],
+)
+def test_bad_tables_are_named(field: str, value: torch.Tensor) -> None:
+    query, batch = Case().build()
+    fields = {name: getattr(batch, name) for name in PagedBatch.__slots__} | {field: value}
+    with pytest.raises(ValueError, match=field):
+        paged_attention(query, PagedBatch(**fields), plain_options(64), layer=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"), [({"window": 0}, "window"), ({"soft_cap": 0.0}, "soft_cap"), ({"soft_cap": -1.0}, "soft_cap")]
+)
+def test_bad_options_are_named(changes: dict[str, object], name: str) -> None:
+    query, batch = Case().build()
+    with pytest.raises(ValueError, match=name):
+        paged_attention(query, batch, plain_options(64, **changes), layer=0)
+
+
+def test_bad_queries_are_named() -> None:
+    query, batch = Case().build()
+    for bad in (query[:, :3], query[..., :32], query.double(), query[0]):
+        with pytest.raises(ValueError, match="query"):
+            paged_attention(bad, batch, plain_options(64), layer=0)
+    with pytest.raises(ValueError, match="layer"):
+        paged_attention(query, batch, plain_options(64), layer=-1)
+    two = Partial(torch.zeros(2, 4, 64), torch.zeros(2, 4))
+    one = Partial(torch.zeros(1, 4, 64), torch.zeros(1, 4))
+    for parts, sinks in (([], None), ([one, two], None), ([one], torch.zeros(3))):
+        with pytest.raises(ValueError, match=r"partials|sinks"):
+            merge(parts, sinks)
