@@ -1,0 +1,65 @@
+"""Block keys: chained SHA-256 over namespace, parent key and token ids.
+
+``block_key = SHA-256(BLOCK_TAG || namespace_id || parent_key || token ids as little-endian u32)``, the
+parent of a root being 32 zero bytes. The same in every process, language and restart; ``docs/protocol.md``
+has golden vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from kvstore.core.errors import InvalidArgument
+from kvstore.core.types import KEY_BYTES, ROOT_PARENT, BlockKey, NamespaceId
+
+BLOCK_TAG: Final = b"kvstore.block.v1\x00"
+
+
+def block_key(namespace: NamespaceId, parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
+    """Key of one block. ``token_ids`` are the block's tokens, each 0 to 2**32 - 1."""
+    return BlockKey(hashlib.sha256(BLOCK_TAG + namespace + parent + _pack(token_ids)).digest())
+
+
+def chain_keys(
+    namespace: NamespaceId, token_ids: Sequence[int], block_tokens: int, parent: BlockKey = ROOT_PARENT
+) -> list[BlockKey]:
+    """Keys of the full blocks of a token sequence, in order; a last partial block has no key."""
+    data = memoryview(_pack(token_ids))
+    step = 4 * block_tokens
+    head = BLOCK_TAG + namespace
+    keys: list[BlockKey] = []
+    for begin in range(0, len(data) - step + 1, step):
+        digest = hashlib.sha256(head)
+        digest.update(parent)
+        digest.update(data[begin : begin + step])
+        parent = BlockKey(digest.digest())
+        keys.append(parent)
+    return keys
+
+
+def parents_of(keys: Sequence[BlockKey], parent: BlockKey = ROOT_PARENT) -> list[BlockKey]:
+    """Parents of the keys of one consecutive chain whose first block follows ``parent``."""
+    return [parent, *keys[:-1]] if keys else []
+
+
+def split_keys(field: str, packed: bytes) -> list[BlockKey]:
+    """Cut packed keys apart; raises InvalidArgument naming ``field`` if the length is not a multiple of 32."""
+    if len(packed) % KEY_BYTES:
+        raise InvalidArgument(field, f"{len(packed)} bytes", f"a multiple of {KEY_BYTES} bytes, {KEY_BYTES} a key")
+    return [BlockKey(packed[i : i + KEY_BYTES]) for i in range(0, len(packed), KEY_BYTES)]
+
+
+def _pack(token_ids: Sequence[int]) -> bytes:
+    try:
+        wide = np.asarray(token_ids, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument("token_ids", type(token_ids).__name__, "a flat sequence of integers") from error
+    if wide.ndim != 1:
+        raise InvalidArgument("token_ids", f"{wide.ndim} dimensions", "a flat sequence of integers")
+    if wide.size and (int(wide.min()) < 0 or int(wide.max()) > 0xFFFFFFFF):
+        raise InvalidArgument("token_ids", f"{int(wide.min())} to {int(wide.max())}", "0 to 4294967295 each")
+    return wide.astype("<u4").tobytes()

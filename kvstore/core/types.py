@@ -1,0 +1,135 @@
+"""Ids, enums and small values. Numbers of enums equal those of the protos, so the wire needs no tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NewType
+
+BlockKey = NewType("BlockKey", bytes)
+"""32 bytes: the chained SHA-256 of a block (``keys.py``)."""
+
+NamespaceId = NewType("NamespaceId", bytes)
+"""32 bytes: the digest of a NamespaceSpec (``namespace.py``)."""
+
+LeaseId = NewType("LeaseId", int)
+ReservationId = NewType("ReservationId", int)
+JobId = NewType("JobId", int)
+SessionId = NewType("SessionId", int)
+
+KEY_BYTES: Final = 32
+ROOT_PARENT: Final = BlockKey(bytes(KEY_BYTES))
+"""The parent of the first block of a chain."""
+
+BATCH_KEYS_MAX: Final = 4096
+"""Most keys in one call."""
+
+
+class Tier(IntEnum):
+    """Where copies live, hot to cold."""
+
+    DEVICE = 1
+    HOST = 2
+    SSD = 3
+
+    @property
+    def bit(self) -> int:
+        """This tier's bit in a residency set."""
+        return 1 << (self.value - 1)
+
+
+class Area(IntEnum):
+    """Memory that a same-host client can address."""
+
+    NONE = 0
+    DEVICE = 1
+    HOST = 2
+    BUFFER = 3
+
+
+class Outcome(IntEnum):
+    """What became of one key of a call."""
+
+    HIT = 1
+    MISS = 2
+    PENDING = 3
+    BUSY = 4
+
+
+class Reason(IntEnum):
+    """Why a key was a miss or was refused; NONE where there is nothing to explain."""
+
+    NONE = 0
+    NEVER_STORED = 1
+    EVICTED = 2
+    REMOVED = 3
+    QUARANTINED = 4
+    UNCOMMITTED = 5
+    DROPPED = 6
+    TIER_UNAVAILABLE = 7
+    PARENT_MISSING = 8
+    NO_SPACE = 9
+    DEADLINE = 10
+    DRAINING = 11
+
+
+class Target(IntEnum):
+    """Where a fetch shall make blocks readable."""
+
+    IN_PLACE = 1
+    DEVICE = 2
+    HOST = 3
+    BUFFER = 4
+
+
+class WritePolicy(IntEnum):
+    """When a block of a namespace is written to SSD."""
+
+    THROUGH = 1
+    BACK = 2
+    SECOND_HIT = 3
+
+
+class Durability(IntEnum):
+    """What an acknowledged commit has survived to: memory, or synced data and record on SSD."""
+
+    MEMORY = 1
+    DURABLE = 2
+
+
+class Codec(IntEnum):
+    """How slices are encoded; the wire's numbers."""
+
+    RAW = 0
+    INT8 = 1
+
+    @property
+    def word(self) -> str:
+        """The name that specs and ``kernels.layout`` use."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the slices of one block lie for a same-host reader or writer.
+
+    Slice ``l`` (counted from the first layer of the call) starts at ``offset + l * stride`` of the area and
+    has the codec's slice bytes. The bytes belong to the store; a place stays valid while the lease or the
+    reservation that it came with lives.
+    """
+
+    area: Area
+    offset: int
+    stride: int
+    codec: Codec = Codec.RAW
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """What an allocation needed and what it found."""
+
+    tier: Tier
+    needed_bytes: int
+    free_bytes: int
+    evictable_bytes: int
+    reason: Reason = Reason.NO_SPACE

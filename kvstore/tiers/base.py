@@ -1,0 +1,252 @@
+"""What a tier promises and what its caller guarantees.
+
+An *arena* tier (DEVICE, HOST, and each session's buffer) is memory allocated once at start; the store asks
+for ranges and owns them until it frees them. The *disk* tier (SSD) names what it holds by handles. All
+methods are synchronous and thread-safe; a tier has a lock of its own for its own tables and never calls
+back into the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType, Protocol
+
+from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
+from kvstore.core.types import Area, BlockKey, Codec, NamespaceId, Tier
+
+DiskHandle = NewType("DiskHandle", int)
+"""Names one block on SSD while the daemon runs: 0 <= handle < 2**31. Stays the same when the block is rewritten."""
+
+
+class Arena(Protocol):
+    """Memory of fixed size, handed out in page-aligned ranges."""
+
+    area: Area
+    capacity_bytes: int
+    backing: str
+    """For people: "memfd, 2 MiB hugetlb pages"."""
+    warnings: tuple[str, ...]
+    """Loud things an operator should know, each with the command that mends it."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of ranges handed out, rounding included."""
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Return the offset of a free range of at least ``nbytes``, a multiple of 4,096, or None. O(log n)."""
+
+    def free(self, offset: int, nbytes: int) -> None:
+        """Give back a range exactly as it was allocated. ValueError if it was not."""
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """The range as writable bytes of this process. The caller lets the view go before it frees the range."""
+
+    def close(self) -> None:
+        """Unmap and forget. Ranges still handed out become invalid."""
+
+
+class DeviceArena(Arena, Protocol):
+    """The DEVICE tier: raw blocks at distances of ``raw_slice_stride``, where engines compute."""
+
+    kind: str
+    """ "memfd" or "cuda-ipc"; what a client needs to map it comes from ``export``."""
+
+    def encode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, out: memoryview) -> Codec:
+        """Copy the block at ``offset`` to the slices of a stored block, encoding it on the way.
+
+        ``out`` is the slice area (no header) of a HOST range. Returns the codec used: RAW where ``codec`` was
+        INT8 but the block holds NaN or Inf (then ``out`` must have room for raw slices, else TierError).
+        """
+
+    def decode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, source: memoryview) -> None:
+        """Fill the block at ``offset`` from the slices of a stored block under ``codec``."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWrite:
+    """One block to be written to SSD: a whole stored block, header included, checksums filled in.
+
+    The caller keeps ``stored`` unchanged until the write returns.
+    """
+
+    key: BlockKey
+    parent: BlockKey
+    codec: Codec
+    stored: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRead:
+    """One block, or a range of its layers, to be read from SSD.
+
+    Without ``layers`` ``into`` is filled with the whole stored block, header included. With
+    ``layers = (begin, end)`` it is filled with these slices only, at distances of the slice stride.
+    The caller keeps the memory until the read returns; after an error its bytes are undefined.
+    """
+
+    handle: DiskHandle
+    key: BlockKey
+    into: memoryview
+    layers: tuple[int, int] | None = None
+
+
+class ReadStatus(Enum):
+    """What became of one BlockRead."""
+
+    OK = "ok"
+    CORRUPT = "corrupt"
+    """A checksum, the key or a length differs. The block was quarantined and its handle is gone."""
+    UNAVAILABLE = "unavailable"
+    """An I/O error, a deadline passed, or the tier is degraded. The handle stays."""
+    GONE = "gone"
+    """The handle is unknown: dropped while the read waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredBlock:
+    """One block found on disk at start; ``age_order`` grows with recency of writing."""
+
+    handle: DiskHandle
+    namespace_id: NamespaceId
+    key: BlockKey
+    parent: BlockKey
+    codec: Codec
+    age_order: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What recovery found: whole blocks, and what it cut or set aside."""
+
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    cut_bytes: int = 0
+    quarantined: int = 0
+    orphans_removed: int = 0
+    mode: str = "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """The ledger of the SSD tier; ``ledger_bytes`` is what ``du`` says of the directory."""
+
+    directory: str
+    cap_bytes: int
+    ledger_bytes: int
+    free_floor_bytes: int
+    filesystem_free_bytes: int
+    quarantine_bytes: int = 0
+    metadata_bytes: int = 0
+    live_bytes: int = 0
+    fragmentation: float = 0.0
+    write_amplification: float = 1.0
+    segments: tuple[SegmentUsage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentUsage:
+    """One segment file."""
+
+    segment_id: int
+    file_bytes: int
+    live_bytes: int
+    blocks: int
+    open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineEntry:
+    """Bytes that failed a check and were set aside."""
+
+    file: str
+    bytes: int
+    key: BlockKey
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """What one compaction did."""
+
+    segments: int = 0
+    bytes_rewritten: int = 0
+    bytes_freed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskState:
+    """Health: "ready" or "degraded", with the last error for people."""
+
+    state: str
+    last_error: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+class DiskTier(Protocol):
+    """The SSD tier. Contract: docs/format.md and DESIGN section "The SSD contract"."""
+
+    capacity_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the directory, as the ledger counts them."""
+
+    @property
+    def state(self) -> DiskState:
+        """Health and counters."""
+
+    def recover(self) -> Iterator[RecoveredBlock]:
+        """Rebuild the tables and yield every whole block, oldest first. Called once, first; exhaust it."""
+
+    @property
+    def report(self) -> RecoveryReport:
+        """The report of the recovery; complete once ``recover`` is exhausted."""
+
+    def namespaces(self) -> Sequence[tuple[NamespaceSpec, NamespacePolicy, str]]:
+        """Specs, policies and names kept on disk."""
+
+    def put_namespace(self, spec: NamespaceSpec, policy: NamespacePolicy, name: str) -> None:
+        """Keep a spec durably, before the first block of it is written. Idempotent."""
+
+    def write(self, namespace_id: NamespaceId, blocks: Sequence[BlockWrite], *, durable: bool) -> list[DiskHandle]:
+        """Write a run of consecutive blocks of one chain; all or nothing.
+
+        With ``durable`` returns after data and record are synced (concurrent callers share syncs). Raises
+        TierFull (the store then drops blocks and tries again) or TierUnavailable.
+        """
+
+    def read(self, reads: Sequence[BlockRead]) -> list[ReadStatus]:
+        """Read blocks or slices, checking every slice asked for; adjacent ones become one I/O. Never raises for I/O."""
+
+    def drop(self, handles: Sequence[DiskHandle]) -> None:
+        """Forget blocks; idempotent. Durable with the next sync; the space comes back by reclaim of segments."""
+
+    def reclaim(self, nbytes: int) -> int:
+        """Give space of dropped blocks back, rewriting segments if needed, until ``nbytes`` fit; returns bytes freed."""
+
+    def flush(self) -> None:
+        """Return when everything written so far is durable. Raises TierUnavailable."""
+
+    def verify(self, handle: DiskHandle, key: BlockKey) -> ReadStatus:
+        """Read one whole block back and compare its checksums."""
+
+    def compact(self, fragmentation: float) -> CompactReport:
+        """Rewrite segments above this share of dead bytes."""
+
+    def usage(self) -> DiskUsage:
+        """The ledger."""
+
+    def quarantine(self) -> Sequence[QuarantineEntry]:
+        """What was set aside."""
+
+    def empty_quarantine(self) -> None:
+        """Delete what was set aside."""
+
+    def close(self) -> None:
+        """Flush, write a checkpoint, release the directory. Idempotent."""
+
+
+TIERS_COLD_TO_HOT = (Tier.SSD, Tier.HOST, Tier.DEVICE)
