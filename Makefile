@@ -1,0 +1,61 @@
+# The two commands of the README are `make demo` and `make test`; the rest is for those who change the project.
+# Everything runs in .venv, which the first target makes and later ones find as it is.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := $(wildcard kernels/native/*.cpp kernels/native/*.cc kernels/native/*.h kernels/native/*.hpp)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help venv demo test test-slow check check-native bench proto format clean
+.DEFAULT_GOAL := help
+
+help: ## Say what the targets are
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## Make .venv with everything in it
+
+$(STAMP): pyproject.toml constraints.txt $(wildcard setup.py) $(NATIVE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or newer is needed: make PYTHON=/path/to/python3 ...")'
+	@test -x $(BIN)/python || { echo "making $(VENV) (some minutes, once)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,gpu,dev]'
+	@touch $@
+
+demo: $(STAMP) ## Three questions over one long text: cold, warm from HOST, warm from SSD after a restart
+	$(BIN)/python -m kvstore.tools.demo
+
+test: $(STAMP) ## Run the tests, those on a real model included (under ten minutes on two cores)
+	$(BIN)/python -m kvstore.tools.fetch_model
+	$(PYTEST) -m 'not slow'
+
+test-slow: $(STAMP) ## Run the suites that take minutes: crash loops, long contexts, many geometries
+	$(BIN)/python -m kvstore.tools.fetch_model
+	$(PYTEST) -m slow
+
+check: $(STAMP) ## Lint, format, types, and that the generated code is current
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m kvstore.tools.protogen --check
+
+check-native: $(STAMP) ## Run the C++ tests under the address, undefined-behaviour and thread sanitizers
+	$(BIN)/python -m kvstore.tools.check_native
+
+bench: $(STAMP) ## Run the benchmarks; each prints the limit of this machine beside the figure
+	$(BIN)/kvbench store
+	$(BIN)/kvbench disk
+	$(BIN)/kvbench attention
+
+proto: $(STAMP) ## Make kvstore/v1 anew from protos/
+	$(BIN)/python -m kvstore.tools.protogen
+
+format: $(STAMP) ## Format the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove what builds and tests leave; keeps .venv and fetched models
+	rm -rf build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	rm -f kernels/*.so
