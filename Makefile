@@ -18,9 +18,10 @@ venv: $(STAMP) ## Make .venv with everything in it
 
 $(STAMP): pyproject.toml constraints.txt $(wildcard setup.py) $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or newer is needed: make PYTHON=/path/to/python3 ...")'
-	@test -x $(BIN)/python || { echo "making $(VENV) (some minutes, once)"; $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,gpu,dev]'
+	@test -x $(BIN)/python || { echo "making $(VENV): a minute or two, once"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip install -qq --upgrade pip
+	@echo "installing the project and what it needs into $(VENV)"
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[engine,gpu,dev]'
 	@touch $@
 
 demo: $(STAMP) ## Three questions over one long text: cold, warm from HOST, warm from SSD after a restart
