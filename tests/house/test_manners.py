@@ -67,9 +67,9 @@ def swallowed(item) -> list[str]:
             silent = all(says_nothing(step) for step in node.body)
             if silent or (caught(node) & BROAD and not is_told(node)):
                 found.append(f"{item.path}:{node.lineno}: an exception is swallowed")
-        if isinstance(node, ast.Call) and dotted(node.func) in {"suppress", "contextlib.suppress"}:
-            if {dotted(argument) for argument in node.args} & BROAD:
-                found.append(f"{item.path}:{node.lineno}: every exception is suppressed")
+        suppresses = isinstance(node, ast.Call) and dotted(node.func) in {"suppress", "contextlib.suppress"}
+        if suppresses and {dotted(argument) for argument in node.args} & BROAD:
+            found.append(f"{item.path}:{node.lineno}: every exception is suppressed")
     return found
 
 
