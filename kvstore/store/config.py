@@ -1,0 +1,71 @@
+"""Settings and bounds of the store. Every queue, table and message has a bound here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvstore.core.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Fractions *used* of one tier: background reclaim starts above ``high`` and stops at ``low``."""
+
+    high: float = 0.95
+    low: float = 0.90
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.low <= self.high <= 1.0:
+            raise InvalidArgument("watermarks", f"low {self.low}, high {self.high}", "0 < low <= high <= 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Bounds and watermarks. Units stand last in the names."""
+
+    device: Watermarks = field(default_factory=Watermarks)
+    host: Watermarks = field(default_factory=Watermarks)
+    ssd: Watermarks = field(default_factory=Watermarks)
+    loader_threads: int = 2
+    """Threads that promote for fetch and prefetch."""
+    writer_threads: int = 1
+    """Threads that write to SSD. With 0 of both, work waits until ``Store.run_pending`` is called (tests)."""
+    sessions_max: int = 1024
+    leases_max: int = 16_384
+    reservations_max: int = 262_144
+    jobs_max: int = 4_096
+    namespaces_max: int = 4_096
+    load_queue_max: int = 1_024
+    """Jobs of fetch and prefetch waiting for a loader."""
+    write_queue_max: int = 65_536
+    """Blocks waiting to be written to SSD; one more is dropped from the queue and counted."""
+    lease_ttl_ms_max: int = 600_000
+    job_keep_ms: int = 60_000
+    """How long a finished job's answer waits to be read."""
+    extent_blocks_max: int = 64
+    """Most blocks of one chain written to SSD together."""
+    tombstones_max: int = 65_536
+    """Dropped keys whose cause and time are remembered for ``why``."""
+    events_max: int = 65_536
+    buffer_bytes_max: int = 4 << 30
+    tick_ms: int = 50
+    """Period of the housekeeper: expiry of leases and jobs, watermarks, the disk's health."""
+
+    def __post_init__(self) -> None:
+        for name in ("loader_threads", "writer_threads"):
+            if not 0 <= getattr(self, name) <= 64:
+                raise InvalidArgument(f"store.{name}", getattr(self, name), "0 to 64")
+        if (self.loader_threads == 0) != (self.writer_threads == 0):
+            raise InvalidArgument(
+                "store.writer_threads", self.writer_threads, "0 if and only if loader_threads is 0"
+            )
+        for name in (
+            "sessions_max", "leases_max", "reservations_max", "jobs_max", "namespaces_max", "load_queue_max",
+            "write_queue_max", "lease_ttl_ms_max", "job_keep_ms", "tombstones_max", "events_max", "tick_ms",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise InvalidArgument(f"store.{name}", getattr(self, name), "1 or more")
+        if self.leases_max > 65_535 or self.namespaces_max > 65_535:
+            raise InvalidArgument("store.leases_max, store.namespaces_max", "above 65535", "at most 65535 of each")
+        if not 1 <= self.extent_blocks_max <= 64:
+            raise InvalidArgument("store.extent_blocks_max", self.extent_blocks_max, "1 to 64")

@@ -1,0 +1,206 @@
+"""What the admin calls answer: plain values that mirror ``protos/kvstore/v1/admin.proto`` and ``events.proto``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
+from kvstore.core.types import BlockKey, Codec, LeaseId, NamespaceId, Outcome, Reason, SessionId, Tier
+from kvstore.store.api import NearNamespace
+from kvstore.tiers.base import RecoveryReport
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHandle:
+    """A new session. ``buffer_fd`` is the descriptor of its private buffer, or -1 without one.
+
+    The descriptor belongs to the store and stays open until the session has ended and no I/O lands in the buffer;
+    whoever passes it on passes a duplicate.
+    """
+
+    session_id: SessionId
+    name: str
+    buffer_bytes: int
+    buffer_fd: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TierReport:
+    """One tier; ``state`` is "ready", "degraded" or "off"."""
+
+    tier: Tier
+    capacity_bytes: int
+    used_bytes: int
+    reserved_bytes: int = 0
+    blocks: int = 0
+    pinned_bytes: int = 0
+    state: str = "ready"
+    last_error: str = ""
+    backing: str = ""
+    evicted: int = 0
+    demoted: int = 0
+    promoted: int = 0
+    removed: int = 0
+    high_watermark: float = 0.0
+    low_watermark: float = 0.0
+    raw_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """The whole store at one moment; counters are named as docs/operations.md lists them."""
+
+    boot_id: bytes
+    uptime_seconds: float
+    tiers: tuple[TierReport, ...]
+    namespaces: int
+    sessions: int
+    leases: int
+    reservations: int
+    jobs: int
+    draining: bool
+    recovery: RecoveryReport
+    counters: dict[str, int]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceReport:
+    """One namespace; ``blocks_by_tier`` counts DEVICE, HOST, SSD."""
+
+    namespace_id: NamespaceId
+    name: str
+    spec: NamespaceSpec
+    policy: NamespacePolicy
+    layout: BlockLayout
+    blocks: int
+    blocks_by_tier: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReport:
+    """One block. ``state`` is "ready", "absent" (a missing parent of resident blocks) or what is under way."""
+
+    key: BlockKey
+    parent: BlockKey
+    namespace_id: NamespaceId
+    residency: int
+    state: str
+    pins: int
+    holds: int
+    children: int
+    idle_seconds: float
+    hits: int
+    places: dict[str, str]
+    codec: Codec
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPage:
+    """A page of blocks, coldest first; ``next_page_token`` is "" on the last one."""
+
+    blocks: tuple[BlockReport, ...]
+    next_page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WhyReport:
+    """How far a chain matches and why it ends there. ``key`` is empty when all of it matches."""
+
+    blocks: int
+    matched: int
+    residency: tuple[int, ...]
+    key: bytes
+    reason: Reason
+    explanation: str
+    seconds_ago: float = 0.0
+    near: tuple[NearNamespace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvictReport:
+    """Blocks and bytes freed in the tier; an outcome a key if keys were named."""
+
+    blocks: int
+    bytes: int
+    outcomes: tuple[Outcome, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReport:
+    """One lease; ``owner`` is its session's name. Operator pins have lease id 0 and owner "operator"."""
+
+    lease_id: LeaseId
+    name: str
+    owner: str
+    pid: int
+    seconds_left: float
+    holds: int
+    pins: int
+    buffer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    """One open session."""
+
+    session_id: SessionId
+    owner: str
+    pid: int
+    uid: int
+    buffer_bytes: int
+    buffer_used_bytes: int
+    reservations: int
+    remote: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """Blocks read back; a bad copy is dropped and never served again."""
+
+    blocks: int
+    bytes: int
+    bad: int
+    bad_keys: tuple[BlockKey, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """Whether new blocks are refused, and what of the old ones is on SSD."""
+
+    draining: bool
+    flushed_blocks: int
+    unflushed_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReport:
+    """Blocks and bytes written because of a flush."""
+
+    blocks: int
+    bytes: int
+
+
+class EventKind(IntEnum):
+    """Numbers of the wire."""
+
+    STORED = 1
+    REMOVED = 2
+    GAP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """Blocks that came to or left a tier. A GAP says that events before ``sequence`` are no longer kept."""
+
+    sequence: int
+    unix_seconds: float
+    kind: EventKind
+    tier: Tier | None = None
+    namespace_id: NamespaceId = NamespaceId(b"")
+    keys: tuple[BlockKey, ...] = ()
+    parents: tuple[BlockKey, ...] = ()
+    token_ids: tuple[int, ...] = field(default=())
+    block_tokens: int = 0
