@@ -1,6 +1,7 @@
 """Paged attention and the merge of its partial results: one entry, the fastest form that fits the tensors.
 
-CUDA tensors go to the Triton kernels. CPU tensors go to the torch path of ``attention_torch``.
+CUDA tensors go to the Triton kernels. CPU tensors go to the C++ kernels where they are built and hold the shape,
+to the torch path of ``attention_torch`` elsewhere.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvstore.kernels import attention_torch
+from kvstore.kernels import attention_torch, native
 from kvstore.kernels.paged import AttentionOptions, PagedBatch, Partial
 
 __all__ = ["merge", "paged_attention"]
@@ -35,6 +36,8 @@ def paged_attention(query: torch.Tensor, batch: PagedBatch, options: AttentionOp
         form = importlib.import_module("kvstore.kernels.triton_attention")
         found: Partial = form.paged_attention(query, batch, options, layer=layer)
         return found
+    if native.holds(batch.geometry):
+        return native.paged_attention(query, batch, options, layer=layer)
     return attention_torch.paged_attention(query, batch, options, layer=layer)
 
 
@@ -56,6 +59,8 @@ def merge(partials: Sequence[Partial], sinks: torch.Tensor | None = None) -> Par
         raise ValueError(f"sinks is {tuple(sinks.shape)}; it must be {tuple(first.lse.shape[1:])}, one logit a head")
     if len(partials) == 1 and sinks is None:
         return first
+    if native.available() and all(part.out.device.type == "cpu" for part in partials):
+        return native.merge(partials, sinks)
     return attention_torch.merge(partials, sinks)
 
 

@@ -77,16 +77,28 @@ class Case:
         heads, dim, tokens = geometry.kv_heads, geometry.head_dim, geometry.block_tokens
         key = rng.standard_normal((heads, dim, tokens), dtype=np.float32)
         value = rng.standard_normal((heads, tokens, dim), dtype=np.float32)
-        poison = np.nan if self.codec == "raw" else 3e4
-        key[:, :, filled:] = poison
-        value[:, filled:] = poison
+        if self.codec == "raw":
+            key[:, :, filled:] = np.nan
+            value[:, filled:] = np.nan
         both = np.concatenate([key.reshape(heads, -1), value.reshape(heads, -1)], axis=1).reshape(-1)
         raw = float32_to_raw(both, geometry.dtype)
         if self.codec == "raw":
             return raw
         coded = quantise_slice(raw, geometry)
         assert coded is not None
+        poison_codes(coded, geometry, filled)
         return coded
+
+
+def poison_codes(coded: np.ndarray, geometry: SliceGeometry, filled: int) -> None:
+    """Make the tokens from ``filled`` on wild: codes of -128 and NaN for the scale of V."""
+    dim, tokens, count = geometry.head_dim, geometry.block_tokens, geometry.head_elements
+    for head in coded.reshape(geometry.kv_heads, geometry.int8_head_bytes):
+        head[:count].reshape(dim // 2, tokens, 2)[:, filled:] = 0x80
+        values = head[count : 2 * count].reshape(tokens // 2, dim, 2)
+        for token in range(filled, tokens):
+            values[token % (tokens // 2), :, token // (tokens // 2)] = 0x80
+        head[head.size - 2 * tokens :].reshape(tokens, 2)[filled:] = 0xFF
 
 
 def plain_options(head_dim: int, **changes: object) -> AttentionOptions:

@@ -104,7 +104,7 @@ def test_slice_round_trip_is_stable(dtype: str) -> None:
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:
-    values = np.array([1.0, 1.00390625, 1.01171875, -1.00390626], np.float32)
+    values = np.array([1.0, 1.00390625, 1.01171875, -1.0039064], np.float32)
     assert raw_to_float32(float32_to_raw(values, "bfloat16"), "bfloat16").tolist() == [1.0, 1.0, 1.015625, -1.0078125]
 
 

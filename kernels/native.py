@@ -1,0 +1,161 @@
+"""The C++ kernels as Python functions, and whether they are there at all. The only importer of ``_native``.
+
+The extension is optional: without it (no compiler at installation) ``available()`` is false, callers take the
+torch and numpy paths, and one line in the log says why. Functions here expect checked arguments, as ``attention``
+and ``quant`` give them; wrong buffer sizes still raise ValueError from C++.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+from kvstore.kernels.layout import SliceGeometry
+from kvstore.kernels.paged import AttentionOptions, PagedBatch, Partial
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Buffer
+
+log = logging.getLogger(__name__)
+
+LEVELS: Final = ("avx512", "avx2", "portable")
+"""Instruction-set levels, best first; a machine offers those that it and the build support."""
+
+_FORMATS: Final = {"float16": 0, "bfloat16": 1, "float32": 2, "int8": 3}
+_NOTE: Final = Path(__file__).with_name("_native_failed.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class NativeStatus:
+    """``levels`` are usable, best first (empty without the extension); ``reason`` says why it is absent."""
+
+    levels: tuple[str, ...]
+    reason: str | None
+
+    @property
+    def available(self) -> bool:
+        """Whether the C++ kernels can run."""
+        return self.reason is None
+
+
+@functools.cache
+def _extension() -> ModuleType | str:
+    """The extension module, or why it can not be imported."""
+    try:
+        return importlib.import_module("kvstore.kernels._native")
+    except ImportError as error:
+        built = _NOTE.read_text().strip() if _NOTE.exists() else "it was not built"
+        reason = f"{built} ({error})"
+        log.warning("C++ kernels are absent, the slower torch path is used: %s", reason)
+        return reason
+
+
+def native_status() -> NativeStatus:
+    """Say whether the C++ kernels are usable, on which levels, or why not."""
+    found = _extension()
+    if isinstance(found, str):
+        return NativeStatus((), found)
+    return NativeStatus(tuple(found.levels()), None)
+
+
+def available() -> bool:
+    """Whether the C++ kernels can run."""
+    return not isinstance(_extension(), str)
+
+
+def holds(geometry: SliceGeometry) -> bool:
+    """Whether the C++ kernels can run on slices of this shape (sides up to 256)."""
+    found = _extension()
+    return not isinstance(found, str) and max(geometry.head_dim, geometry.block_tokens) <= found.MAX_SIDE
+
+
+def _module() -> ModuleType:
+    found = _extension()
+    if isinstance(found, str):
+        raise RuntimeError(f"the C++ kernels are absent: {found}")
+    return found
+
+
+def _shape(geometry: SliceGeometry, codec: str) -> tuple[int, int, int, int]:
+    name = geometry.dtype if codec == "raw" else codec
+    return geometry.kv_heads, geometry.head_dim, geometry.block_tokens, _FORMATS[name]
+
+
+def thread_count() -> int:
+    """Threads an op may use, the calling one included; by default the processors of this process's affinity."""
+    return int(_module().thread_count())
+
+
+def set_thread_count(count: int) -> None:
+    """Set how many threads an op may use; ValueError outside [1, 1024]. Waits for a running op."""
+    _module().set_thread_count(count)
+
+
+def paged_attention(
+    query: torch.Tensor, batch: PagedBatch, options: AttentionOptions, *, layer: int, level: str | None = None
+) -> Partial:
+    """The contract of ``attention.paged_attention`` for checked CPU tensors; ``level`` forces one of ``LEVELS``."""
+    rows = query.float().contiguous()
+    out, lse = rows.new_empty(rows.shape), rows.new_empty(rows.shape[:2])
+    tables = (batch.addresses, batch.starts, batch.query_offsets, batch.context_lens)
+    kept = [table.contiguous() for table in tables]  # held by name until the call returns
+    _module().paged_attention(
+        (rows.data_ptr(), *(table.data_ptr() for table in kept)),
+        (out.data_ptr(), lse.data_ptr()),
+        (rows.shape[0], rows.shape[1], batch.addresses.shape[0], batch.addresses.shape[1]),
+        layer * batch.geometry.slice_stride(batch.codec),
+        _shape(batch.geometry, batch.codec),
+        (options.scale, options.soft_cap or 0.0, options.window or 0),
+        level or "",
+    )
+    return Partial(out, lse)
+
+
+def merge(partials: Sequence[Partial], sinks: torch.Tensor | None) -> Partial:
+    """The contract of ``attention.merge`` for checked fp32 CPU tensors."""
+    outs = [part.out.contiguous() for part in partials]
+    logs = [part.lse.contiguous() for part in partials]
+    mass = None if sinks is None else sinks.float().contiguous()
+    out, lse = outs[0].new_empty(outs[0].shape), logs[0].new_empty(logs[0].shape)
+    _module().merge(
+        [tensor.data_ptr() for tensor in outs],
+        [tensor.data_ptr() for tensor in logs],
+        0 if mass is None else mass.data_ptr(),
+        tuple(out.shape),
+        (out.data_ptr(), lse.data_ptr()),
+    )
+    return Partial(out, lse)
+
+
+def quantise(
+    raw: Buffer, coded: Buffer, geometry: SliceGeometry, strides: tuple[int, int, int], level: str | None = None
+) -> bool:
+    """Encode slices; ``strides`` is (raw stride, coded stride, slices). False when refused; see ``quant``."""
+    return bool(_module().codec(True, raw, coded, _shape(geometry, "raw"), strides, level or ""))
+
+
+def dequantise(
+    coded: Buffer, raw: Buffer, geometry: SliceGeometry, strides: tuple[int, int, int], level: str | None = None
+) -> None:
+    """Decode slices; ``strides`` is (raw stride, coded stride, slices)."""
+    _module().codec(False, raw, coded, _shape(geometry, "raw"), strides, level or "")
+
+
+def crc32c(data: Buffer, crc: int = 0) -> int:
+    """CRC-32C of a C-contiguous buffer, continuing from ``crc``. The GIL is released."""
+    return int(_module().crc32c(data, crc))
+
+
+def copy_crc32c(target: Buffer, source: Buffer, crc: int = 0) -> int:
+    """Copy ``source`` to the start of ``target`` and return the CRC-32C of what was copied, in one pass over memory.
+
+    Both are C-contiguous, ``target`` writable and not smaller, and they do not overlap. The GIL is released.
+    """
+    return int(_module().copy_crc32c(target, source, crc))

@@ -1,0 +1,336 @@
+// Paged attention of one KV head, written once over the level's `Simd`. Included inside a level's own namespace.
+//
+// A tile is one head of one block. Query rows are taken up to four at a time against it. Both phases are
+// outer-product panels: a vector of tokens (scores) or of channels (values) is decoded once and meets every row
+// of the group, and sums stay in registers. While a tile is read, the same place of the next tile is prefetched.
+
+using F = Simd::F;
+using I = Simd::I;
+constexpr int W = Simd::W;
+constexpr float kNone = -__builtin_huge_valf();
+
+// Scratch of one task, cut from AttendTask::scratch.
+struct Scratch {
+    float* query;        // [rows][dim_stride] scaled
+    float* scores;       // [4][kMaxSide]
+    std::int32_t* pairs; // [4][kMaxSide] int16 pairs of q, then of p
+    float* key_scale;    // [padded(dim)]
+    float* key_zero;     // [padded(dim)]
+    float* value_scale;  // [padded(tokens)]
+};
+
+// What the rows of one row tile see of one block: rows `first..first+count`, tokens [low, high) each and together.
+struct RowTile {
+    int first, count;
+    int low[4], high[4];
+    int least, most;
+    float decay[4];
+};
+
+inline F exp_vector(F x) {
+    // Cephes' scheme: 2^n * polynomial of the rest; relative error 2e-7. Below -87 the answer is 0.
+    const F bounded = Simd::min(Simd::max(x, Simd::set1(-87.3f)), Simd::set1(88.0f));
+    const F turns = Simd::rint(Simd::mul(bounded, Simd::set1(1.44269504f)));
+    F r = Simd::fma(turns, Simd::set1(-0.693359375f), bounded);
+    r = Simd::fma(turns, Simd::set1(2.12194440e-4f), r);
+    F y = Simd::set1(1.9875691500e-4f);
+    y = Simd::fma(y, r, Simd::set1(1.3981999507e-3f));
+    y = Simd::fma(y, r, Simd::set1(8.3334519073e-3f));
+    y = Simd::fma(y, r, Simd::set1(4.1665795894e-2f));
+    y = Simd::fma(y, r, Simd::set1(1.6666665459e-1f));
+    y = Simd::fma(y, r, Simd::set1(5.0000001201e-1f));
+    y = Simd::fma(y, Simd::mul(r, r), Simd::add(r, Simd::set1(1.0f)));
+    return Simd::keep_from(Simd::mul(y, Simd::power_of_two(Simd::to_int(turns))), x, Simd::set1(-87.3f));
+}
+
+inline float exp_one(float x) {
+    float lanes[W];
+    Simd::store(lanes, exp_vector(Simd::set1(x)));
+    return lanes[0];
+}
+
+inline F tanh_vector(F x) {
+    const F grown = exp_vector(Simd::min(Simd::add(x, x), Simd::set1(40.0f)));
+    return Simd::sub(Simd::set1(1.0f), Simd::div(Simd::set1(2.0f), Simd::add(grown, Simd::set1(1.0f))));
+}
+
+inline void prefetch(const std::uint8_t* at, std::size_t bytes) {
+    for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, KV_PREFETCH_LOCALITY);
+}
+
+template <Format format, int R, int V>
+inline void score_panel(const std::uint8_t* key, int dim, int tokens, int from, int part, const float* query,
+                        int query_stride, float* scores, const std::uint8_t* next) {
+    F sum[R][V];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) sum[r][v] = Simd::set1(0.0f);
+    for (int d = 0; d < dim; ++d) {
+        const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(d) * tokens + from;
+        if (next) prefetch(next + row * element_bytes(format), V * W * element_bytes(format));
+        F k[V];
+        for (int v = 0; v < V; ++v)
+            k[v] = part ? load_vector_part<format>(key, row, part) : load_vector<format>(key, row + v * W);
+        for (int r = 0; r < R; ++r) {
+            const F q = Simd::set1(query[r * query_stride + d]);
+            for (int v = 0; v < V; ++v) sum[r][v] = Simd::fma(q, k[v], sum[r][v]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) Simd::store(scores + r * kMaxSide + from + v * W, sum[r][v]);
+}
+
+template <Format format, int R, int V>
+inline void value_panel(const std::uint8_t* value, int dim, int from, int part, const RowTile& tile,
+                        const float* weights, float* sums, int sum_stride, const std::uint8_t* next) {
+    F sum[R][V];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v)
+            sum[r][v] = Simd::mul(Simd::load(sums + r * sum_stride + from + v * W), Simd::set1(tile.decay[r]));
+    for (int t = tile.least; t < tile.most; ++t) {
+        const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(t) * dim + from;
+        if (next) prefetch(next + row * element_bytes(format), V * W * element_bytes(format));
+        F x[V];
+        for (int v = 0; v < V; ++v)
+            x[v] = part ? load_vector_part<format>(value, row, part) : load_vector<format>(value, row + v * W);
+        for (int r = 0; r < R; ++r) {
+            const F p = Simd::set1(weights[r * kMaxSide + t]);
+            for (int v = 0; v < V; ++v) sum[r][v] = Simd::fma(p, x[v], sum[r][v]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) Simd::store(sums + r * sum_stride + from + v * W, sum[r][v]);
+}
+
+// Sums of `count` pair products for the lanes [from, from + V * W): rows of `columns` pairs each.
+template <int R, int V>
+inline void pair_panel(const std::int8_t* codes, int count, int columns, int from, int part,
+                       const std::int32_t* pairs, I (&sum)[R][V], const std::uint8_t* next) {
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) sum[r][v] = Simd::set1_int(0);
+    for (int i = 0; i < count; ++i) {
+        const std::ptrdiff_t row = 2 * (static_cast<std::ptrdiff_t>(i) * columns + from);
+        if (next) prefetch(next + row, 2 * V * W);
+        I k[V];
+        for (int v = 0; v < V; ++v)
+            k[v] = part ? Simd::load_pairs_part(codes + row, part) : Simd::load_pairs(codes + row + 2 * v * W);
+        for (int r = 0; r < R; ++r) {
+            const I q = Simd::set1_int(pairs[r * kMaxSide + i]);
+            for (int v = 0; v < V; ++v) sum[r][v] = Simd::dot_pairs(sum[r][v], k[v], q);
+        }
+    }
+}
+
+// Calls `body` (a template over panel width) for panels of vectors covering `length` lanes.
+template <int V, typename Body>
+inline void over_panels(int length, const Body& body, int from = 0) {
+    for (; from + V * W <= length; from += V * W) body(std::integral_constant<int, V>{}, from, 0);
+    if constexpr (V > 1) over_panels<V / 2>(length, body, from);
+    else if (from < length) body(std::integral_constant<int, 1>{}, from, length - from);
+}
+
+// Scale `values` (count floats, padded) to int16 and pack halves side by side; returns the size of one unit.
+inline float pack_halves(const float* values, int count, std::int32_t* pairs) {
+    const int half = count / 2;
+    F most = Simd::set1(0.0f);
+    for (int i = 0; i < count; i += W) most = Simd::max(most, Simd::abs(Simd::load(values + i)));
+    const float unit = Simd::hmax(most) / 32767.0f;
+    const F inverse = Simd::set1(unit > 0.0f ? 1.0f / unit : 0.0f);
+    for (int i = 0; i < half; i += W) {
+        const I low = Simd::to_int(Simd::mul(Simd::load(values + i), inverse));
+        const I high = Simd::to_int(Simd::mul(Simd::load(values + half + i), inverse));
+        Simd::store_int(pairs + i, Simd::pack_pairs(low, high));
+    }
+    return unit;
+}
+
+template <int R>
+inline void int8_scores(const AttendTask& task, const Scratch& scratch, const std::uint8_t* tile, int first,
+                        const std::uint8_t* next) {
+    const int dim = task.shape.dim, tokens = task.shape.tokens, stride = padded(dim) + W;
+    float unit[R], constant[R];
+    alignas(64) float scaled[kMaxSide + 2 * kPad];
+    for (int r = 0; r < R; ++r) {
+        const float* query = scratch.query + (first + r) * stride;
+        F sum = Simd::set1(0.0f);
+        int d = 0;
+        for (; d < dim; d += W) {
+            const F q = Simd::load(query + d);
+            Simd::store(scaled + d, Simd::mul(q, Simd::load(scratch.key_scale + d)));
+            sum = Simd::fma(q, Simd::load(scratch.key_zero + d), sum);
+        }
+        for (; d < padded(dim) + W; d += W) Simd::store(scaled + d, Simd::set1(0.0f));
+        constant[r] = Simd::hsum(sum);
+        unit[r] = pack_halves(scaled, dim, scratch.pairs + r * kMaxSide);
+    }
+    over_panels<Simd::panel(R)>(tokens, [&](auto width, int from, int part) {
+        constexpr int V = decltype(width)::value;
+        I sum[R][V];
+        pair_panel<R, V>(reinterpret_cast<const std::int8_t*>(tile), dim / 2, tokens, from, part, scratch.pairs, sum, next);
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v)
+                Simd::store(scratch.scores + r * kMaxSide + from + v * W,
+                            Simd::fma(Simd::to_float(sum[r][v]), Simd::set1(unit[r]), Simd::set1(constant[r])));
+    });
+}
+
+template <int R>
+inline void int8_values(const AttendTask& task, const Scratch& scratch, const std::uint8_t* tile, const RowTile& rows,
+                        const std::uint8_t* next) {
+    const int dim = task.shape.dim, tokens = task.shape.tokens, stride = padded(dim);
+    const std::size_t skip = static_cast<std::size_t>(dim) * tokens;
+    float unit[R];
+    for (int r = 0; r < R; ++r) {
+        float* weights = scratch.scores + r * kMaxSide;
+        // Only seen tokens are scaled: the scale of a slot not yet written may be anything.
+        for (int t = rows.least; t < rows.most; ++t) weights[t] *= scratch.value_scale[t];
+        unit[r] = pack_halves(weights, tokens, scratch.pairs + r * kMaxSide);
+    }
+    over_panels<Simd::panel(R)>(dim, [&](auto width, int from, int part) {
+        constexpr int V = decltype(width)::value;
+        I sum[R][V];
+        pair_panel<R, V>(reinterpret_cast<const std::int8_t*>(tile + skip), tokens / 2, dim, from, part, scratch.pairs, sum,
+                         next ? next + skip : nullptr);
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) {
+                float* at = task.sums + (rows.first + r) * stride + from + v * W;
+                const F kept = Simd::mul(Simd::load(at), Simd::set1(rows.decay[r]));
+                Simd::store(at, Simd::fma(Simd::to_float(sum[r][v]), Simd::set1(unit[r]), kept));
+            }
+    });
+}
+
+// Turn one row's scores into weights in place, and bring its running maximum and mass up to date.
+inline float soften_row(const AttendTask& task, float* scores, int row, int low, int high) {
+    const int width = padded(task.shape.tokens);
+    if (low >= high) {
+        for (int t = 0; t < width; t += W) Simd::store(scores + t, Simd::set1(0.0f));
+        return 1.0f;
+    }
+    if (task.soft_cap > 0.0f) {
+        const F cap = Simd::set1(task.soft_cap), inverse = Simd::set1(1.0f / task.soft_cap);
+        for (int t = 0; t < width; t += W)
+            Simd::store(scores + t, Simd::mul(cap, tanh_vector(Simd::mul(Simd::load(scores + t), inverse))));
+    }
+    for (int t = 0; t < low; ++t) scores[t] = kNone;
+    for (int t = high; t < width; ++t) scores[t] = kNone;
+    F most = Simd::set1(kNone);
+    for (int t = 0; t < width; t += W) most = Simd::max(most, Simd::load(scores + t));
+    const float before = task.top[row], here = Simd::hmax(most);
+    const float top = here > before ? here : before;
+    const float decay = here > before ? exp_one(before - top) : 1.0f;
+    F sum = Simd::set1(0.0f);
+    for (int t = 0; t < width; t += W) {
+        const F weight = exp_vector(Simd::sub(Simd::load(scores + t), Simd::set1(top)));
+        Simd::store(scores + t, weight);
+        sum = Simd::add(sum, weight);
+    }
+    task.top[row] = top;
+    task.mass[row] = task.mass[row] * decay + Simd::hsum(sum);
+    return decay;
+}
+
+// Fill in what each row of the tile sees of a block that starts at `start`; false when no row sees any of it.
+inline bool see(const AttendTask& task, int start, RowTile& tile) {
+    tile.least = task.shape.tokens;
+    tile.most = 0;
+    for (int r = 0; r < tile.count; ++r) {
+        const int place = task.first_place + (tile.first + r) / task.group;
+        tile.high[r] = larger(0, smaller(task.shape.tokens, place - start + 1));
+        tile.low[r] = task.window > 0 ? larger(0, place - task.window + 1 - start) : 0;
+        if (tile.low[r] >= tile.high[r]) continue;
+        tile.least = smaller(tile.least, tile.low[r]);
+        tile.most = larger(tile.most, tile.high[r]);
+    }
+    return tile.least < tile.most;
+}
+
+template <Format format, int R>
+inline void attend_rows(const AttendTask& task, const Scratch& scratch, const std::uint8_t* tile, RowTile& rows,
+                        const std::uint8_t* next) {
+    const int dim = task.shape.dim, tokens = task.shape.tokens, stride = padded(dim);
+    if constexpr (format == Format::int8) {
+        int8_scores<R>(task, scratch, tile, rows.first, next);
+    } else {
+        over_panels<Simd::panel(R)>(tokens, [&](auto width, int from, int part) {
+            score_panel<format, R, decltype(width)::value>(tile, dim, tokens, from, part,
+                                                           scratch.query + rows.first * (stride + W), stride + W,
+                                                           scratch.scores, next);
+        });
+    }
+    for (int r = 0; r < R; ++r)
+        rows.decay[r] = soften_row(task, scratch.scores + r * kMaxSide, rows.first + r, rows.low[r], rows.high[r]);
+    if constexpr (format == Format::int8) {
+        int8_values<R>(task, scratch, tile, rows, next);
+    } else {
+        const std::size_t skip = static_cast<std::size_t>(dim) * tokens * element_bytes(format);
+        over_panels<Simd::panel(R)>(dim, [&](auto width, int from, int part) {
+            value_panel<format, R, decltype(width)::value>(tile + skip, dim, from, part, rows, scratch.scores,
+                                                           task.sums + rows.first * stride, stride,
+                                                           next ? next + skip : nullptr);
+        });
+    }
+}
+
+template <Format format>
+inline void attend_tile(const AttendTask& task, const Scratch& scratch, int block) {
+    const std::uint8_t* tile = task.tiles[block];
+    const std::uint8_t* next = block + 1 < task.blocks ? task.tiles[block + 1] : nullptr;
+    if constexpr (format == Format::int8) {
+        const int dim = task.shape.dim, tokens = task.shape.tokens;
+        const std::uint8_t* params = tile + 2 * static_cast<std::size_t>(dim) * tokens;
+        widen_half(params, scratch.key_scale, dim);
+        widen_half(params + 2 * dim, scratch.key_zero, dim);
+        widen_half(params + 4 * dim, scratch.value_scale, tokens);
+        if (next) prefetch(next + 2 * static_cast<std::size_t>(dim) * tokens, 2 * (2 * dim + tokens));
+    }
+    RowTile rows{};
+    for (rows.first = 0; rows.first < task.rows; rows.first += rows.count) {
+        const int left = task.rows - rows.first;
+        rows.count = left > 4 && left < 8 ? (left + 1) / 2 : smaller(left, 4);
+        if (!see(task, task.starts[block], rows)) continue;
+        switch (rows.count) {
+            case 1: attend_rows<format, 1>(task, scratch, tile, rows, next); break;
+            case 2: attend_rows<format, 2>(task, scratch, tile, rows, next); break;
+            case 3: attend_rows<format, 3>(task, scratch, tile, rows, next); break;
+            default: attend_rows<format, 4>(task, scratch, tile, rows, next); break;
+        }
+        next = nullptr;  // one row tile brings the next tile in
+    }
+}
+
+inline Scratch cut_scratch(const AttendTask& task) {
+    Scratch scratch{};
+    float* at = task.scratch;
+    scratch.query = at;
+    at += static_cast<std::size_t>(kRowChunk) * (kMaxSide + kPad);
+    scratch.scores = at;
+    at += 4 * kMaxSide;
+    scratch.pairs = reinterpret_cast<std::int32_t*>(at);
+    at += 4 * kMaxSide;
+    scratch.key_scale = at;
+    scratch.key_zero = at + kMaxSide;
+    scratch.value_scale = at + 2 * kMaxSide;
+    return scratch;
+}
+
+void attend(const AttendTask& task) {
+    const Scratch scratch = cut_scratch(task);
+    const int dim = task.shape.dim, stride = padded(dim) + W;
+    for (int r = 0; r < task.rows; ++r) {
+        const float* from = task.query + (r / task.group) * task.query_stride + (r % task.group) * dim;
+        for (int d = 0; d < dim; ++d) scratch.query[r * stride + d] = from[d] * task.scale;
+        for (int d = dim; d < stride; ++d) scratch.query[r * stride + d] = 0.0f;
+        for (int d = 0; d < padded(dim); ++d) task.sums[r * padded(dim) + d] = 0.0f;
+        task.top[r] = kNone;
+        task.mass[r] = 0.0f;
+    }
+    for (int i = 0; i < 4 * kMaxSide; ++i) scratch.scores[i] = 0.0f;
+    for (int block = 0; block < task.blocks; ++block) {
+        switch (task.shape.format) {
+            case Format::fp16: attend_tile<Format::fp16>(task, scratch, block); break;
+            case Format::bf16: attend_tile<Format::bf16>(task, scratch, block); break;
+            case Format::fp32: attend_tile<Format::fp32>(task, scratch, block); break;
+            case Format::int8: attend_tile<Format::int8>(task, scratch, block); break;
+        }
+    }
+}

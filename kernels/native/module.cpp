@@ -1,0 +1,183 @@
+// The Python face: checks buffers, releases the GIL, calls. kernels/native.py is its only importer.
+//
+// Attention takes addresses, because its tensors are torch's and this file knows no torch; native.py has checked
+// shapes and types. The codec and copies take buffers and check them here.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+#include "paged.h"
+#include "pool.h"
+
+namespace py = pybind11;
+
+namespace {
+
+const kv::Level* supported(const std::string& name) {
+#if defined(__x86_64__)
+    if (name == "avx512") {
+        const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                         __builtin_cpu_supports("avx512vnni");
+        return has ? kv::avx512_level() : nullptr;
+    }
+    if (name == "avx2") {
+        const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        return has ? kv::avx2_level() : nullptr;
+    }
+#endif
+    return name == "portable" ? kv::portable_level() : nullptr;
+}
+
+std::vector<std::string> levels() {
+    std::vector<std::string> names;
+    for (const char* name : {"avx512", "avx2", "portable"})
+        if (supported(name) != nullptr) names.emplace_back(name);
+    return names;
+}
+
+const kv::Level& level_of(const std::string& name) {
+    const kv::Level* level = supported(name.empty() ? levels().front() : name);
+    if (level == nullptr) throw py::value_error("level is '" + name + "'; this processor and build have others, see levels()");
+    return *level;
+}
+
+template <typename T>
+T* at(std::uintptr_t address) { return reinterpret_cast<T*>(address); }
+
+kv::Shape shape_of(int heads, int dim, int tokens, int format) {
+    if (heads < 1 || dim < 1 || dim > kv::kMaxSide || tokens < 1 || tokens > kv::kMaxSide || format < 0 || format > 3)
+        throw py::value_error("shape (heads, dim, tokens, format) is out of the native range");
+    return {heads, dim, tokens, static_cast<kv::Format>(format)};
+}
+
+using ShapeTuple = std::tuple<int, int, int, int>;
+
+kv::Shape shape_of(const ShapeTuple& shape) {
+    return shape_of(std::get<0>(shape), std::get<1>(shape), std::get<2>(shape), std::get<3>(shape));
+}
+
+struct PagedArguments {
+    std::uintptr_t query, addresses, starts, offsets, contexts, out, lse;
+    int queries, q_heads, sequences, blocks;
+    std::int64_t layer_offset;
+    ShapeTuple shape;
+    float scale, soft_cap;
+    int window;
+    std::string level;
+};
+
+void paged_attention(const PagedArguments& a) {
+    const kv::Level& level = level_of(a.level);
+    const kv::PagedCall call{at<const float>(a.query), a.queries, a.q_heads, at<const std::int64_t>(a.addresses),
+                             at<const std::int32_t>(a.starts), at<const std::int32_t>(a.offsets),
+                             at<const std::int32_t>(a.contexts), a.sequences, a.blocks, a.layer_offset,
+                             shape_of(a.shape), a.scale, a.soft_cap, a.window, at<float>(a.out), at<float>(a.lse)};
+    const py::gil_scoped_release released;
+    kv::paged_attention(level, call);
+}
+
+void merge(const std::vector<std::uintptr_t>& outs, const std::vector<std::uintptr_t>& lses, std::uintptr_t sinks,
+           std::tuple<std::int64_t, int, int> shape, std::pair<std::uintptr_t, std::uintptr_t> result) {
+    std::vector<const float*> from, logs;
+    for (const std::uintptr_t address : outs) from.push_back(at<const float>(address));
+    for (const std::uintptr_t address : lses) logs.push_back(at<const float>(address));
+    if (from.size() != logs.size()) throw py::value_error("outs and lses differ in number");
+    const kv::MergeCall call{from, logs, at<const float>(sinks), std::get<0>(shape), std::get<1>(shape), std::get<2>(shape),
+                             at<float>(result.first), at<float>(result.second)};
+    const py::gil_scoped_release released;
+    kv::merge(call);
+}
+
+// A held C-contiguous buffer of bytes; the exporter can not resize it until this is gone.
+class Bytes {
+public:
+    Bytes(const py::object& object, const char* name, bool writable) {
+        const int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
+            py::error_already_set error;
+            throw py::value_error(std::string(name) + " is no " + (writable ? "writable " : "") + "C-contiguous buffer: " + error.what());
+        }
+    }
+    ~Bytes() { PyBuffer_Release(&view_); }
+    Bytes(const Bytes&) = delete;
+    Bytes& operator=(const Bytes&) = delete;
+
+    std::uint8_t* data() const { return static_cast<std::uint8_t*>(view_.buf); }
+    std::size_t size() const { return static_cast<std::size_t>(view_.len); }
+
+private:
+    Py_buffer view_{};
+};
+
+// True (encoded) or False (refused) for quantise; always True for dequantise.
+bool codec(bool encode, const py::object& raw, const py::object& coded, const ShapeTuple& shape,
+           std::tuple<std::int64_t, std::int64_t, int> strides, const std::string& name) {
+    const kv::Level& level = level_of(name);
+    const auto [raw_stride, coded_stride, count] = strides;
+    const kv::Shape raw_shape = shape_of(shape);
+    if (raw_shape.format == kv::Format::int8) throw py::value_error("format is int8; the codec's raw side can not be");
+    kv::Shape coded_shape = raw_shape;
+    coded_shape.format = kv::Format::int8;
+    const Bytes from(encode ? raw : coded, encode ? "raw" : "coded", false), to(encode ? coded : raw, encode ? "coded" : "raw", true);
+    const Bytes &raw_bytes = encode ? from : to, &coded_bytes = encode ? to : from;
+    const auto fits = [count = count](const Bytes& bytes, std::int64_t stride, std::size_t slice) {
+        return count == 0 || (stride >= static_cast<std::int64_t>(slice) &&
+                              bytes.size() >= static_cast<std::size_t>(stride) * (count - 1) + slice);
+    };
+    if (count < 0 || !fits(raw_bytes, raw_stride, raw_shape.heads * kv::head_bytes(raw_shape)) ||
+        !fits(coded_bytes, coded_stride, coded_shape.heads * kv::head_bytes(coded_shape)))
+        throw py::value_error("raw or coded is too small for the slices, or its stride is below a slice");
+    const kv::CodecCall call{raw_shape, raw_bytes.data(), raw_stride, coded_bytes.data(), coded_stride, count};
+    const py::gil_scoped_release released;
+    if (encode) return kv::quantise(level, call);
+    kv::dequantise(level, call);
+    return true;
+}
+
+std::uint32_t crc32c(const py::object& data, std::uint32_t crc) {
+    const Bytes bytes(data, "data", false);
+    const py::gil_scoped_release released;
+    return kv::crc32c(bytes.data(), bytes.size(), crc);
+}
+
+std::uint32_t copy_crc32c(const py::object& target, const py::object& source, std::uint32_t crc) {
+    const Bytes to(target, "target", true), from(source, "source", false);
+    if (to.size() < from.size()) throw py::value_error("target is smaller than source");
+    const py::gil_scoped_release released;
+    return kv::copy_crc32c(to.data(), from.data(), from.size(), crc);
+}
+
+void set_thread_count(int count) {
+    if (count < 1 || count > 1024) throw py::value_error("count is " + std::to_string(count) + "; it must be in [1, 1024]");
+    const py::gil_scoped_release released;
+    kv::set_thread_count(count);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+    module.attr("MAX_SIDE") = kv::kMaxSide;
+    module.def("levels", &levels);
+    module.def("thread_count", &kv::thread_count);
+    module.def("set_thread_count", &set_thread_count);
+    module.def("paged_attention",
+               [](std::tuple<std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t> in,
+                  std::pair<std::uintptr_t, std::uintptr_t> result, std::tuple<int, int, int, int> counts,
+                  std::int64_t layer_offset, const ShapeTuple& shape, std::tuple<float, float, int> options,
+                  const std::string& level) {
+                   paged_attention({std::get<0>(in), std::get<1>(in), std::get<2>(in), std::get<3>(in), std::get<4>(in),
+                                    result.first, result.second, std::get<0>(counts), std::get<1>(counts),
+                                    std::get<2>(counts), std::get<3>(counts), layer_offset, shape, std::get<0>(options),
+                                    std::get<1>(options), std::get<2>(options), level});
+               });
+    module.def("merge", &merge);
+    module.def("codec", &codec);
+    module.def("crc32c", &crc32c);
+    module.def("copy_crc32c", &copy_crc32c);
+}
