@@ -1,0 +1,31 @@
+"""``kvctl compact``: rewrite SSD segments whose live share is low."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvstore.tools.kvctl import text
+from kvstore.tools.kvctl.command import Call, slow
+from kvstore.tools.kvctl.exits import Exit
+from kvstore.v1 import admin_pb2
+
+
+@slow(600.0)
+def compact(
+    call: Call,
+    above: Annotated[
+        float, typer.Option("--above", help="Rewrite segments with more than this share of dead bytes.", min=0, max=1)
+    ] = 0.0,
+) -> Exit:
+    """Rewrite SSD segments of which much is dead, and give the space back. Without --above, as configured."""
+    answer = call.ask("Admin/Compact", admin_pb2.CompactRequest(fragmentation=above), admin_pb2.CompactResponse)
+    if call.printer.for_people:
+        call.printer.line(
+            f"{text.plural(answer.segments, 'segment')} rewritten: {text.size(answer.bytes_rewritten)} moved, "
+            f"{text.size(answer.bytes_freed)} freed"
+        )
+    else:
+        call.printer.answer(answer)
+    return Exit.OK

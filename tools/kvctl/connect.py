@@ -1,0 +1,35 @@
+"""The way to the daemon: a session without memory on its session socket."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
+
+from kvstore.client.handshake import Hello
+from kvstore.client.session_connection import SessionConnection
+
+Reply = TypeVar("Reply", bound=Message)
+
+DEFAULT_SOCKET: Final = "/run/kvstored/session.sock"
+PACKAGE: Final = "kvstore.v1."
+
+
+class DaemonPort:
+    """A session of an admin tool; meets ``command.Port``."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        self._connection = SessionConnection(path, Hello("kvctl"), timeout)
+
+    def call(self, method: str, request: Message, reply_class: type[Reply], timeout: float) -> Reply:
+        """See ``command.Port``."""
+        return reply_class.FromString(self._connection.call(PACKAGE + method, request.SerializeToString(), timeout))
+
+    def close(self) -> None:
+        """See ``command.Port``."""
+        self._connection.close()
+
+
+def connect_daemon(path: str, timeout: float) -> DaemonPort:
+    """Open a session; Unavailable where no daemon answers."""
+    return DaemonPort(path, timeout)

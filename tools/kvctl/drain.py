@@ -1,0 +1,34 @@
+"""``kvctl drain``: before a daemon is stopped, take no new blocks and write what is in memory to SSD."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvstore.tools.kvctl import text
+from kvstore.tools.kvctl.command import Call, slow
+from kvstore.tools.kvctl.exits import Exit
+from kvstore.v1 import admin_pb2
+
+
+@slow(120.0)
+def drain(
+    call: Call, resume: Annotated[bool, typer.Option("--resume", help="End draining: take new blocks again.")] = False
+) -> Exit:
+    """Take no new blocks and write what is only in memory to SSD, so that a restart is warm.
+
+    Exits with 1 if some blocks could not be written within --timeout.
+    """
+    # The daemon gives up a little earlier than this side, so that its report still arrives.
+    request = admin_pb2.DrainRequest(resume=resume, timeout_ms=max(1, int(call.timeout * 900)))
+    answer = call.ask("Admin/Drain", request, admin_pb2.DrainResponse)
+    if not call.printer.for_people:
+        call.printer.answer(answer)
+    elif resume:
+        call.printer.line("takes new blocks again")
+    else:
+        call.printer.line(f"draining; {text.plural(answer.flushed_blocks, 'block')} written to SSD")
+        if answer.unflushed_blocks:
+            call.printer.talk(f"{text.plural(answer.unflushed_blocks, 'block')} are still only in memory")
+    return Exit.NO if answer.unflushed_blocks else Exit.OK

@@ -1,0 +1,52 @@
+"""``kvctl leases``: who keeps what from being dropped, and for how long."""
+
+from __future__ import annotations
+
+from kvstore.tools.kvctl import text
+from kvstore.tools.kvctl.command import Call
+from kvstore.tools.kvctl.exits import Exit
+from kvstore.tools.kvctl.output import columns
+from kvstore.v1 import admin_pb2
+
+
+def leases(call: Call) -> Exit:
+    """Who keeps what from being dropped, and the sessions."""
+    answer = call.ask("Admin/ListLeases", admin_pb2.ListLeasesRequest(), admin_pb2.ListLeasesResponse)
+    printer = call.printer
+    if not printer.for_people:
+        printer.answer(answer)
+        return Exit.OK
+    printer.table(
+        columns(">Lease|~Name|~Owner|>Pid|>Left|>Pins|>Holds|>Buffer"),
+        [
+            (
+                str(lease.lease_id),
+                lease.name or "-",
+                lease.owner or "-",
+                str(lease.pid) if lease.pid else "-",
+                text.duration(lease.seconds_left),
+                text.count(lease.pins),
+                text.count(lease.holds),
+                text.size(lease.buffer_bytes) if lease.buffer_bytes else "-",
+            )
+            for lease in answer.leases
+        ],
+    )
+    printer.table(
+        columns("~Session|Kind|>Pid|>Uid|>Buffer|>In use|>Reservations"),
+        [
+            (
+                session.owner or "-",
+                "remote" if session.remote else "local",
+                str(session.pid) if session.pid else "-",
+                "-" if session.remote else str(session.uid),
+                text.size(session.buffer_bytes) if session.buffer_bytes else "-",
+                text.size(session.buffer_used_bytes) if session.buffer_bytes else "-",
+                text.count(session.reservations),
+            )
+            for session in answer.sessions
+        ],
+    )
+    if not answer.leases:
+        printer.talk("no leases")
+    return Exit.OK

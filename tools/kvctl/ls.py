@@ -1,0 +1,97 @@
+"""``kvctl ls``: the namespaces, or the blocks of one, coldest first."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from kvstore.tools.kvctl import text
+from kvstore.tools.kvctl.command import Call, need
+from kvstore.tools.kvctl.exits import Exit
+from kvstore.tools.kvctl.options import TierOption, find_namespace, parse_tier, tier_letters
+from kvstore.tools.kvctl.output import columns, plain
+from kvstore.v1 import admin_pb2
+
+PAGE_BLOCKS: Final = 1000
+
+
+def ls(
+    call: Call,
+    namespace: Annotated[str, typer.Argument(help="List the blocks of this namespace: name, model or id.")] = "",
+    tier: TierOption = "",
+    limit: Annotated[int, typer.Option("--limit", "-l", help="At most this many blocks; 0 for all.", min=0)] = 40,
+) -> Exit:
+    """List namespaces; with one, its blocks, coldest first."""
+    if not namespace and not tier:
+        return _namespaces(call)
+    return _blocks(call, namespace, tier, limit)
+
+
+def _namespaces(call: Call) -> Exit:
+    answer = call.ask("Admin/ListNamespaces", admin_pb2.ListNamespacesRequest(), admin_pb2.ListNamespacesResponse)
+    printer = call.printer
+    if not printer.for_people:
+        printer.answer(answer)
+        return Exit.OK
+    rows = []
+    for info in answer.namespaces:
+        spec, tiers = info.spec, [*info.blocks_by_tier, 0, 0, 0][:3]
+        shape = f"{spec.dtype} {spec.layers}x{spec.kv_heads}x{spec.head_dim}"
+        if spec.opaque_slice_bytes:
+            shape = f"opaque {spec.layers}x{text.size(spec.opaque_slice_bytes)}"
+        rows.append(
+            (
+                text.short_key(info.namespace_id),
+                info.name or spec.model,
+                f"{shape} {spec.codec}",
+                text.count(info.blocks),
+                *map(text.count, tiers),
+                text.size(info.layout.stored_bytes),
+            )
+        )
+    printer.table(columns("Id|~Name|~Shape|>Blocks|>DEVICE|>HOST|>SSD|>Each"), rows)
+    if not rows:
+        printer.talk("no namespace is open, and none has blocks")
+    return Exit.OK
+
+
+def _blocks(call: Call, namespace: str, tier: str, limit: int) -> Exit:
+    need(limit >= 0, "--limit", limit, "0 or more")
+    request = admin_pb2.ListBlocksRequest(tier=parse_tier(tier), limit=min(limit or PAGE_BLOCKS, PAGE_BLOCKS))
+    if namespace:
+        request.namespace_id = find_namespace(call, namespace).namespace_id
+    blocks: list[admin_pb2.BlockInfo] = []
+    while True:
+        page = call.ask("Admin/ListBlocks", request, admin_pb2.ListBlocksResponse)
+        blocks += page.blocks
+        if not page.next_page_token or (limit and len(blocks) >= limit):
+            break
+        request.page_token = page.next_page_token
+    more = bool(page.next_page_token) or (limit and len(blocks) > limit)
+    shown = blocks[: limit or None]
+    if not call.printer.for_people:
+        call.printer.json({"blocks": [plain(block) for block in shown], "more": bool(more)})
+        return Exit.OK
+    titles = columns("Key|Parent|Tiers|State|Codec|>Idle|>Hits|>Pins|>Holds|>Children")
+    call.printer.table(titles, [_row(block) for block in shown])
+    if more:
+        call.printer.talk(f"the {len(shown)} coldest; --limit 0 lists all", style="dim")
+    elif not shown:
+        call.printer.talk("no blocks")
+    return Exit.OK
+
+
+def _row(block: admin_pb2.BlockInfo) -> tuple[str, ...]:
+    return (
+        text.short_key(block.key),
+        text.short_key(block.parent),
+        tier_letters(block.residency),
+        block.state,
+        block.codec,
+        text.duration(block.idle_seconds),
+        text.count(block.hits),
+        str(block.pins),
+        str(block.holds),
+        str(block.children),
+    )

@@ -1,0 +1,148 @@
+"""Printers by format: tables for people, JSON for programs. Data goes to stdout, talk to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from rich.console import RenderableType
+
+PIPE_COLUMNS: Final = 200
+"""Width of tables when nobody watches: nothing is cut for want of columns in a pipe."""
+
+
+class Format(StrEnum):
+    """What ``--output`` takes."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table: its title, whether numbers stand in it, and whether it may be cut when space is short."""
+
+    title: str
+    right: bool = False
+    yields: bool = False
+
+
+def columns(titles: str) -> list[Column]:
+    """Columns of a line of titles, apart by ``|``: ``>`` before a title puts it right, ``~`` lets it wrap."""
+    return [
+        Column(title.lstrip(">~"), right=title.startswith(">"), yields=title.startswith("~"))
+        for title in titles.split("|")
+    ]
+
+
+class Printer:
+    """Writes one answer in the format that was asked for."""
+
+    def __init__(self, output: Format) -> None:
+        self.format = output
+        self._out = Console(
+            file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False, soft_wrap=False
+        )
+        self._talk = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+    @property
+    def for_people(self) -> bool:
+        """Whether tables are wanted."""
+        return self.format is Format.TABLE
+
+    @property
+    def console(self) -> Console:
+        """Where answers go."""
+        return self._out
+
+    @property
+    def columns(self) -> int:
+        """Width of a line."""
+        return self._out.width
+
+    def answer(self, message: Message) -> None:
+        """A message as JSON, every field named."""
+        self.json(plain(message))
+
+    def json(self, value: object) -> None:
+        """A plain value as JSON, indented; keys stand in the order they are given."""
+        sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+    def line(self, text: RenderableType = "") -> None:
+        """A line of the answer."""
+        self._out.print(text)
+
+    def talk(self, text: str, style: str = "") -> None:
+        """A line beside the answer, on stderr."""
+        self._talk.print(Text(text, style=style))
+
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[RenderableType]], title: str = "") -> None:
+        """Rows under titles; nothing at all where there are no rows."""
+        shown = list(rows)
+        if not shown:
+            return
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", title=title or None)
+        table.title_justify, table.title_style = "left", "bold"
+        for column in columns:
+            table.add_column(
+                column.title,
+                justify="right" if column.right else "left",
+                no_wrap=not column.yields,
+                overflow="fold" if column.yields else "ellipsis",
+            )
+        for row in shown:
+            table.add_row(*row)
+        self._out.print(table)
+
+    def facts(self, rows: Iterable[tuple[str, RenderableType]]) -> None:
+        """Names and values, one a line."""
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in rows:
+            table.add_row(name, value)
+        self._out.print(table)
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A protobuf message as plain values: every field present, bytes in hexadecimal, enums as lower-case words."""
+    result: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            result[field.name] = {key: value[key] for key in sorted(value)}
+        elif field.is_repeated:
+            result[field.name] = [_plain_value(field, item) for item in value]
+        elif field.message_type is not None and not message.HasField(field.name):
+            result[field.name] = None
+        else:
+            result[field.name] = _plain_value(field, value)
+    return result
+
+
+def _plain_value(field: Any, value: Any) -> Any:  # noqa: ANN401 - what a field holds is known at run time only
+    if field.message_type is not None:
+        return plain(value)
+    if field.enum_type is not None:
+        return enum_word(field.enum_type, value)
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def enum_word(enum_type: Any, number: int) -> str:  # noqa: ANN401 - a descriptor of either protobuf implementation
+    """``TIER_HOST`` of the enum ``Tier`` as ``host``; the number where this version knows no name for it."""
+    value = enum_type.values_by_number.get(number)
+    if value is None:
+        return str(number)
+    common = enum_type.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return str(value.name.removeprefix(common).lower())

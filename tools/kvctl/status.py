@@ -1,0 +1,126 @@
+"""``kvctl status``: what the daemon holds, how full it is, and what an operator should know."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from kvstore.tools.kvctl import text
+from kvstore.tools.kvctl.command import Call
+from kvstore.tools.kvctl.exits import Exit
+from kvstore.tools.kvctl.options import TIER_NAMES
+from kvstore.tools.kvctl.output import Printer, columns
+from kvstore.v1 import admin_pb2
+
+BAR_COLUMNS = 10
+STATE_STYLES = {"ready": "green", "degraded": "bold red", "off": "dim"}
+
+
+def status(
+    call: Call, counters: Annotated[bool, typer.Option("--counters", help="Also print every counter.")] = False
+) -> Exit:
+    """What the daemon holds, how full it is, and how it is.
+
+    Exits with 1 if a tier is degraded.
+    """
+    answer = call.ask("Admin/Status", admin_pb2.StatusRequest(), admin_pb2.StatusResponse)
+    printer = call.printer
+    if not printer.for_people:
+        printer.answer(answer)
+    else:
+        _head(printer, answer)
+        _tiers(printer, answer)
+        _moves(printer, answer)
+        _recovery(printer, answer)
+        for warning in answer.warnings:
+            printer.line(Text.assemble(("! ", "bold yellow"), (warning, "yellow")))
+        if counters:
+            rows = [(name, text.count(answer.counters[name])) for name in sorted(answer.counters)]
+            printer.table(columns("Counter|>Value"), rows)
+    return Exit.NO if any(tier.state == "degraded" for tier in answer.tiers) else Exit.OK
+
+
+def _head(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
+    state = ("draining", "bold yellow") if answer.draining else ("ready", "bold green")
+    printer.line(
+        Text.assemble(
+            (f"kvstored {answer.version}", "bold"),
+            f"  pid {answer.pid}  up {text.duration(answer.uptime_seconds)}  boot {answer.boot_id.hex()[:8]}  ",
+            state,
+        )
+    )
+    parts = [
+        text.plural(answer.namespaces, "namespace"),
+        text.plural(answer.sessions, "session"),
+        text.plural(answer.leases, "lease"),
+        text.plural(answer.reservations, "reservation"),
+        text.plural(answer.jobs, "job"),
+    ]
+    printer.line(Text(", ".join(parts), style="dim"))
+
+
+def _tiers(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
+    rows = []
+    for tier in answer.tiers:
+        saved = tier.raw_bytes - tier.used_bytes if tier.raw_bytes > tier.used_bytes else 0
+        rows.append(
+            (
+                Text(TIER_NAMES.get(tier.tier, "?"), style="bold"),
+                Text(tier.state, style=STATE_STYLES.get(tier.state, "")),
+                usage(tier),
+                text.size(tier.capacity_bytes),
+                text.count(tier.blocks),
+                text.size(tier.pinned_bytes) if tier.pinned_bytes else "-",
+                text.size(saved) if saved else "-",
+                tier.backing,
+            )
+        )
+    printer.table(columns("Tier|State|Used|>Of|>Blocks|>Pinned|>Saved|~Backing"), rows)
+    for tier in answer.tiers:
+        if tier.last_error:
+            printer.line(Text(f"{TIER_NAMES.get(tier.tier, '?')}: {tier.last_error}", style="red"))
+
+
+def usage(tier: admin_pb2.TierStatus) -> Text:
+    """A bar of the used share, then the amount; yellow from the high watermark on."""
+    share = min(1.0, tier.used_bytes / tier.capacity_bytes) if tier.capacity_bytes else 0.0
+    full = round(share * BAR_COLUMNS)
+    if tier.used_bytes and not full:
+        full = 1
+    style = "yellow" if tier.high_watermark and share >= tier.high_watermark else "green"
+    return Text.assemble(("━" * full, style), ("─" * (BAR_COLUMNS - full), "dim"), f" {text.size(tier.used_bytes)}")
+
+
+def _moves(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
+    moved = [tier for tier in answer.tiers if tier.promoted or tier.demoted or tier.evicted or tier.removed]
+    rows = [
+        (
+            Text(TIER_NAMES.get(tier.tier, "?"), style="bold"),
+            text.count(tier.promoted),
+            text.count(tier.demoted),
+            text.count(tier.evicted),
+            text.count(tier.removed),
+        )
+        for tier in moved
+    ]
+    printer.table(columns("Since start|>Promoted|>Demoted|>Evicted|>Removed"), rows)
+
+
+def _recovery(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
+    if not answer.HasField("recovery"):
+        return
+    report = answer.recovery
+    sentence = (
+        f"Recovered {text.plural(report.blocks, 'block')}, {text.size(report.bytes)}, "
+        f"in {text.duration(report.seconds)} ({report.mode or 'normal'} mode)"
+    )
+    extras = []
+    if report.cut_bytes:
+        extras.append(f"{text.size(report.cut_bytes)} of torn tail cut")
+    if report.quarantined:
+        extras.append(f"{text.plural(report.quarantined, 'block')} quarantined")
+    if report.orphans_removed:
+        extras.append(f"{text.plural(report.orphans_removed, 'orphan')} removed")
+    printer.line(Text("; ".join([sentence, *extras]) + ".", style="" if extras else "dim"))

@@ -1,0 +1,68 @@
+"""``kvctl why``: which block of a prompt was the first to miss, and why."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from kvstore.tools.kvctl import text
+from kvstore.tools.kvctl.command import Call
+from kvstore.tools.kvctl.exits import Exit
+from kvstore.tools.kvctl.match import runs
+from kvstore.tools.kvctl.options import (
+    KeysArgument,
+    ModelOption,
+    NamespaceOption,
+    TextOption,
+    TokensOption,
+    find_namespace,
+    whole_keys,
+)
+from kvstore.tools.kvctl.output import columns, enum_word
+from kvstore.tools.kvctl.tokens import TokenSource
+from kvstore.v1 import admin_pb2, common_pb2
+
+
+def why(
+    call: Call,
+    keys: KeysArgument = None,
+    tokens: TokensOption = "",
+    text_: TextOption = "",
+    model: ModelOption = "",
+    namespace: NamespaceOption = "",
+) -> Exit:
+    """Why a prompt would miss.
+
+    Walks its blocks from the start on and explains the first that is not here. Exits with 1 unless every block is here.
+    """
+    info = find_namespace(call, namespace)
+    request = admin_pb2.WhyRequest(namespace_id=info.namespace_id)
+    if keys:
+        request.keys = b"".join(whole_keys(call, info, keys))
+    else:
+        request.token_ids.extend(TokenSource(tokens, text_, model).read())
+    answer = call.ask("Admin/Why", request, admin_pb2.WhyResponse)
+    complete = answer.matched == answer.blocks
+    printer = call.printer
+    if not printer.for_people:
+        printer.answer(answer)
+        return Exit.OK if complete else Exit.NO
+    printer.table(columns(">Blocks|>Count|Tiers"), runs(answer.residency))
+    if complete:
+        printer.line(Text(f"All {text.plural(answer.blocks, 'block')} are here.", style="green"))
+        return Exit.OK
+    reason = enum_word(common_pb2.Reason.DESCRIPTOR, answer.reason).replace("_", " ")
+    when = f", {text.duration(answer.seconds_ago)} ago" if answer.seconds_ago else ""
+    printer.line(
+        Text.assemble(
+            f"Block {answer.matched} of {answer.blocks} ({text.short_key(answer.key)}) is a miss: ",
+            (f"{reason}{when}", "bold yellow"),
+        )
+    )
+    if answer.explanation:
+        printer.line(answer.explanation)
+    for near in answer.near:
+        printer.line(
+            f"Namespace {text.short_key(near.namespace_id)} differs in {', '.join(near.fields)} "
+            f"and has {text.plural(near.blocks, 'block')}."
+        )
+    return Exit.NO
