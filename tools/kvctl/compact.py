@@ -19,7 +19,10 @@ def compact(
         float, typer.Option("--above", help="Rewrite segments with more than this share of dead bytes.", min=0, max=1)
     ] = 0.0,
 ) -> Exit:
-    """Rewrite SSD segments of which much is dead, and give the space back. Without --above, as configured."""
+    """Give back disk space of dropped blocks.
+
+    Rewrites SSD segments with a large share of dead bytes: --above, or as configured.
+    """
     answer = call.ask("Admin/Compact", admin_pb2.CompactRequest(fragmentation=above), admin_pb2.CompactResponse)
     if call.printer.for_people:
         call.printer.line(

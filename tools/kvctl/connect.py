@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from kvstore.client.handshake import Hello
 from kvstore.client.session_connection import SessionConnection
+from kvstore.v1 import session_pb2
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -19,7 +20,7 @@ class DaemonPort:
     """A session of an admin tool; meets ``command.Port``."""
 
     def __init__(self, path: str, timeout: float) -> None:
-        self._connection = SessionConnection(path, Hello("kvctl"), timeout)
+        self._connection = SessionConnection(path, Hello("kvctl"), timeout, _no_jobs)
 
     def call(self, method: str, request: Message, reply_class: type[Reply], timeout: float) -> Reply:
         """See ``command.Port``."""
@@ -28,6 +29,10 @@ class DaemonPort:
     def close(self) -> None:
         """See ``command.Port``."""
         self._connection.close()
+
+
+def _no_jobs(_done: session_pb2.JobDone) -> None:
+    """An admin session starts no jobs, so none ends."""
 
 
 def connect_daemon(path: str, timeout: float) -> DaemonPort:

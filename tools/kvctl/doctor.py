@@ -40,9 +40,10 @@ class Daemon:
 def doctor(
     call: Call, ssd: Annotated[str, typer.Option("--ssd", help="Look at this directory, if no daemon runs.")] = ""
 ) -> Exit:
-    """Look at this machine: huge pages, limits, direct I/O, disk, kernels, GPU; one sentence and one command each.
+    """What this machine could do better, and how to mend it.
 
-    Works without a daemon. Exits with 1 if something should be mended.
+    Looks at huge pages, limits, direct I/O, disk, kernels and GPU; one sentence and one command each. Works without a daemon.
+    Exits with 1 if something should be mended.
     """
     daemon = _ask_daemon(call)
     findings = [*daemon.findings, *_machine(daemon, ssd)]
@@ -61,7 +62,7 @@ def _ask_daemon(call: Call) -> Daemon:
         finding = Finding(
             "daemon",
             Level.NOTE,
-            f"No daemon answers on {call.socket} ({error.message}).",
+            f"{error.message[:1].upper()}{error.message[1:]}.",
             "kvstored --config kvstored.toml",
         )
         return Daemon((finding,))

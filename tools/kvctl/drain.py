@@ -16,8 +16,9 @@ from kvstore.v1 import admin_pb2
 def drain(
     call: Call, resume: Annotated[bool, typer.Option("--resume", help="End draining: take new blocks again.")] = False
 ) -> Exit:
-    """Take no new blocks and write what is only in memory to SSD, so that a restart is warm.
+    """Get ready for a stop: take no new blocks, write to SSD.
 
+    What is only in memory is written, so that a restart is warm.
     Exits with 1 if some blocks could not be written within --timeout.
     """
     # The daemon gives up a little earlier than this side, so that its report still arrives.

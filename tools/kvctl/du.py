@@ -19,7 +19,8 @@ def du(
 ) -> Exit:
     """What the SSD tier uses of its cap, by kind.
 
-    The amount used is what du says of the directory. Exits with 1 if the ledger is above the cap or the file system is below its floor.
+    The amount used is what du says of the directory.
+    Exits with 1 if the ledger is above the cap or the file system is below its floor.
     """
     answer = call.ask("Admin/DiskUsage", admin_pb2.DiskUsageRequest(), admin_pb2.DiskUsageResponse)
     over = answer.ledger_bytes > answer.cap_bytes

@@ -28,8 +28,9 @@ def evict(
     nbytes: Annotated[str, typer.Option("--bytes", help="Instead of keys: free this much, such as 64MiB.")] = "",
     namespace: NamespaceOption = "",
 ) -> Exit:
-    """Demote or drop blocks of a tier: the named ones, or the coldest until --bytes are free.
+    """Demote or drop blocks, or make room in a tier.
 
+    Takes the named blocks, or the coldest until --bytes of --tier are free.
     Exits with 4 if a named block is leased, pinned or in flight.
     """
     need(bool(keys) != bool(nbytes), "KEY and --bytes", "both" if keys else "neither", "one of them")

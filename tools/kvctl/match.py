@@ -33,7 +33,8 @@ def match(
 ) -> Exit:
     """How much of a prompt is here, and on which tiers.
 
-    Counts resident blocks from the start of the prompt on. Moves nothing, and keeps nothing from being dropped. Exits with 1 unless every block matched.
+    Counts resident blocks from the start of the prompt on; moves nothing, keeps nothing from being dropped.
+    Exits with 1 unless every block matched.
     """
     info = find_namespace(call, namespace)
     wanted, token_count = asked_keys(call, info, keys, TokenSource(tokens, text_, model))

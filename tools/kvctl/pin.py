@@ -27,9 +27,9 @@ def pin(
     tokens: TokensOption = "",
     namespace: NamespaceOption = "",
 ) -> Exit:
-    """Keep blocks from being dropped until kvctl unpin NAME, or until the daemon ends.
+    """Keep blocks from being dropped, under a name.
 
-    Exits with 1 if a block is not here.
+    They stay until kvctl unpin NAME, or until the daemon ends. Exits with 1 if a block is not here.
     """
     info = find_namespace(call, namespace)
     wanted, _ = asked_keys(call, info, keys, TokenSource(tokens))

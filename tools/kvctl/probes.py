@@ -45,11 +45,12 @@ class Finding:
 
 
 def huge_pages(needed_bytes: int, shmem: Path = SYS_SHMEM, hugetlb: Path = SYS_HUGETLB) -> Finding:
-    """Whether arenas of ``needed_bytes`` can lie on huge pages: reserved ones, or transparent ones for shared memory."""
+    """Whether arenas of ``needed_bytes`` can lie on huge pages: reserved ones, or transparent ones where shared."""
     free = _number(hugetlb / "free_hugepages") * HUGE_PAGE_BYTES
     total = _number(hugetlb / "nr_hugepages") * HUGE_PAGE_BYTES
     mode = _chosen(shmem)
     wanted = max(needed_bytes, HUGE_PAGE_BYTES)
+    pages = str(-(-wanted // HUGE_PAGE_BYTES)) if needed_bytes else "N, a page for each 2 MiB of DEVICE and HOST"
     # Pages that the running daemon has taken are no longer free, but they are its own: the total counts then.
     if max(free, total if needed_bytes else 0) >= wanted:
         return Finding(
@@ -57,13 +58,12 @@ def huge_pages(needed_bytes: int, shmem: Path = SYS_SHMEM, hugetlb: Path = SYS_H
         )
     if mode in ("always", "within_size", "advise", "force"):
         return Finding("huge pages", Level.OK, f"Shared memory may use transparent huge pages ({mode}).")
-    pages = -(-wanted // HUGE_PAGE_BYTES)
     return Finding(
         "huge pages",
         Level.WARN,
         f"Arenas lie on 4 KiB pages (shmem_enabled is {mode or 'absent'}, {text.size(free)} reserved): "
         "direct disk reads run at about half speed.",
-        f"sysctl -w vm.nr_hugepages={pages}   # or: echo advise > {shmem}",
+        f"echo advise > {shmem}   # or: sysctl -w vm.nr_hugepages={pages}",
     )
 
 
@@ -151,7 +151,7 @@ def disk_space(directory: Path, cap_bytes: int, used_bytes: int, floor_bytes: in
         return Finding(
             "disk space",
             Level.WARN,
-            f"{text.size(free)} are free, but cap and floor ask for {text.size(wanted)}: the tier fills before its cap.",
+            f"{text.size(free)} are free, but cap and floor ask for {text.size(wanted)}: the disk fills first.",
             f"set [ssd] bytes to {text.size(max(0, free + used_bytes - floor_bytes))} at most, or make room",
         )
     beside = f"; the cap may still take {text.size(max(0, cap_bytes - used_bytes))}" if cap_bytes else ""

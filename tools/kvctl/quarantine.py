@@ -16,9 +16,9 @@ from kvstore.v1 import admin_pb2
 def quarantine(
     call: Call, empty: Annotated[bool, typer.Option("--empty", help="Delete what is listed.")] = False
 ) -> Exit:
-    """List bytes that failed a check and were set aside; they are never served.
+    """What failed a check and was set aside.
 
-    Exits with 1 if there are any, and they were not deleted.
+    Such bytes are never served. Exits with 1 if there are any, and they were not deleted.
     """
     request = admin_pb2.ListQuarantineRequest(empty=empty)
     answer = call.ask("Admin/ListQuarantine", request, admin_pb2.ListQuarantineResponse)

@@ -19,9 +19,9 @@ def unpin(
     keys: KeysArgument = None,
     namespace: NamespaceOption = "",
 ) -> Exit:
-    """Let go of everything pinned under a name, or of some of its blocks.
+    """Let go of what is pinned under a name.
 
-    Exits with 5 if nothing is pinned under the name.
+    Everything, or only the blocks that are given. Exits with 5 if nothing is pinned under the name.
     """
     request = admin_pb2.UnpinRequest(name=name)
     if keys:

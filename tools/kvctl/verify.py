@@ -20,9 +20,10 @@ def verify(
     namespace: NamespaceOption = "",
     rate: Annotated[str, typer.Option("--rate", help="Read at most this much a second, such as 200MiB.")] = "",
 ) -> Exit:
-    """Read blocks back and compare their checksums: all, those of a namespace, or the named ones.
+    """Read blocks back and compare their checksums.
 
-    A bad block is quarantined and never served. Exits with 1 if one was found.
+    All blocks, those of a namespace, or the named ones. A bad block is quarantined and never served.
+    Exits with 1 if one was found.
     """
     request = admin_pb2.VerifyRequest(bytes_per_second=text.parse_size("--rate", rate) if rate else 0)
     if keys or namespace:
