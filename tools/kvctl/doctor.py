@@ -42,7 +42,8 @@ def doctor(
 ) -> Exit:
     """What this machine could do better, and how to mend it.
 
-    Looks at huge pages, limits, direct I/O, disk, kernels and GPU; one sentence and one command each. Works without a daemon.
+    Looks at huge pages, limits, direct I/O, disk, kernels and GPU; each in one sentence with one command.
+    Works without a daemon.
     Exits with 1 if something should be mended.
     """
     daemon = _ask_daemon(call)
