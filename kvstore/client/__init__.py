@@ -1,0 +1,55 @@
+"""The client: one session with a daemon, synchronous or asyncio, meeting ``kvstore.store.api.Cache``.
+
+It must not know arenas' insides, disks or models, and imports grpc only when a gRPC transport is used. Names are
+loaded when they are first asked for, so that admin tools start without numpy. Read ``sync.py`` first.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvstore.client.aio import AsyncClient
+    from kvstore.client.copying import aligned_buffer
+    from kvstore.client.core import Completion
+    from kvstore.client.options import ClientOptions, Control
+    from kvstore.client.state import Backoff
+    from kvstore.client.sync import Client
+    from kvstore.client.transfer import BlockView, GotBlocks, PutBlocks
+    from kvstore.rpc.paths import default_socket
+
+__all__ = [
+    "AsyncClient",
+    "Backoff",
+    "BlockView",
+    "Client",
+    "ClientOptions",
+    "Completion",
+    "Control",
+    "GotBlocks",
+    "PutBlocks",
+    "aligned_buffer",
+    "default_socket",
+]
+
+_HOMES = {
+    "AsyncClient": "kvstore.client.aio",
+    "Backoff": "kvstore.client.state",
+    "BlockView": "kvstore.client.transfer",
+    "Client": "kvstore.client.sync",
+    "ClientOptions": "kvstore.client.options",
+    "Completion": "kvstore.client.core",
+    "Control": "kvstore.client.options",
+    "GotBlocks": "kvstore.client.transfer",
+    "PutBlocks": "kvstore.client.transfer",
+    "aligned_buffer": "kvstore.client.copying",
+    "default_socket": "kvstore.rpc.paths",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(home), name)

@@ -1,0 +1,84 @@
+"""How a session begins on the session socket: Hello out, Welcome with descriptors in."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from kvstore.client.arenas import Arenas, map_arenas
+from kvstore.core.errors import InternalError, Unavailable
+from kvstore.rpc.errors import from_detail
+from kvstore.rpc.framing import DESCRIPTORS_MAX, PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
+from kvstore.v1 import session_pb2
+
+_RECEIVE_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a client asks for. Without a buffer nothing is mapped, which is enough for admin calls and matches."""
+
+    name: str
+    buffer_bytes: int = 0
+    device: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a session got."""
+
+    boot_id: bytes
+    token: bytes
+    arenas: Arenas
+    version: str
+
+
+def open_session(path: str, hello: Hello, timeout_s: float) -> tuple[socket.socket, Welcome]:
+    """Connect, greet, map. The socket belongs to the caller. Raises Unavailable or what the daemon refused with."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(path)
+        message = session_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            name=hello.name,
+            buffer_bytes=hello.buffer_bytes,
+            device=hello.device,
+        )
+        connection.sendall(pack_frame(1, FrameKind.HELLO, message.SerializeToString()))
+        return connection, _receive(connection, hello)
+    except OSError as error:
+        connection.close()
+        raise Unavailable(
+            f"no daemon answers at {path}: {error}; start kvstored, or name its socket", field="socket", value=path
+        ) from error
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _receive(connection: socket.socket, hello: Hello) -> Welcome:
+    decoder = FrameDecoder()
+    fds: list[int] = []
+    try:
+        while True:
+            data, received, _, _ = socket.recv_fds(connection, _RECEIVE_BYTES, DESCRIPTORS_MAX)
+            fds.extend(received)
+            if not data:
+                raise Unavailable("the daemon closed the connection before its Welcome")
+            frames = decoder.feed(data)
+            if frames:
+                break
+        frame = frames[0]
+        if frame.kind == FrameKind.ERROR:
+            raise from_detail(frame.payload, frame.code)
+        if frame.kind != FrameKind.WELCOME:
+            raise InternalError(f"the daemon's first frame is of kind {frame.kind}; expected a Welcome")
+        welcome = session_pb2.Welcome.FromString(frame.payload)
+        taken, fds = fds, []
+        arenas = map_arenas(welcome.arenas, taken, wanted=bool(hello.buffer_bytes) or hello.device)
+        return Welcome(welcome.boot_id, welcome.token, arenas, welcome.version)
+    finally:
+        for fd in fds:
+            os.close(fd)

@@ -1,0 +1,238 @@
+"""The fast path: calls over the session socket, from any number of threads.
+
+There is no reader thread, since handing a reply from one thread to another costs more than the call. A caller
+that waits reads the socket itself while nobody else does (it *leads*), and hands out the frames it finds; the
+others sleep until their reply is there or the lead is free. One condition's lock guards every field; it is never
+held while the leader waits for the socket. A second lock keeps the bytes of two requests apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.client.handshake import Hello, open_session
+from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
+from kvstore.rpc.errors import from_detail
+from kvstore.rpc.framing import Frame, FrameDecoder, FrameKind, pack_frame
+from kvstore.v1 import session_pb2
+
+_RECEIVE_BYTES: Final = 262144
+
+
+@dataclass(slots=True)
+class _Call:
+    """One request under way and its reply, once it is there."""
+
+    frame: Frame | None = None
+
+
+class SessionConnection:
+    """A session on the session socket; meets ``connection.Connection``."""
+
+    pushes = True
+
+    def __init__(
+        self, path: str, hello: Hello, timeout_s: float, on_done: Callable[[session_pb2.JobDone], None]
+    ) -> None:
+        """``on_done`` is called with the lock held for each job that ends; it must be quick and call nothing here."""
+        self._socket, self.welcome = open_session(path, hello, timeout_s)
+        self._on_done = on_done
+        self._socket.setblocking(False)
+        self._reads = select.poll()
+        self._reads.register(self._socket, select.POLLIN)
+        self._decoder = FrameDecoder()
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._calls: dict[int, _Call] = {}
+        self._next_id = 1
+        self._leading = False
+        self._closed = ""
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = select.epoll()
+        self._poller.register(self._socket, select.EPOLLIN)
+        self._poller.register(self._bell, select.EPOLLIN)
+
+    @property
+    def closed(self) -> bool:
+        """See ``Connection``."""
+        return bool(self._closed)
+
+    def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
+        """See ``Connection``."""
+        return self.wait(self.send(method, payload, timeout_s), method, timeout_s)
+
+    def send(self, method: str, payload: bytes, timeout_s: float) -> int:
+        """Send a request and return its call id; every one sent must be waited for or forgotten."""
+        with self._changed:
+            if self._closed:
+                raise Unavailable(self._closed)
+            call_id = self._next_id
+            self._next_id += 1
+            self._calls[call_id] = _Call()
+        try:
+            frame = pack_frame(call_id, FrameKind.REQUEST, payload, name=method.encode("ascii"))
+            with self._sending:
+                self._send_all(frame, time.monotonic() + timeout_s)
+        except KVStoreError:
+            self.forget(call_id)
+            raise
+        return call_id
+
+    def forget(self, call_id: int) -> None:
+        """Drop the reply of a call when it comes."""
+        with self._changed:
+            self._calls.pop(call_id, None)
+
+    def _send_all(self, frame: bytes, deadline: float) -> None:
+        view = memoryview(frame)
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+            except BlockingIOError:
+                self._await_room(deadline)
+            except OSError as error:
+                raise self._end(f"the connection to the daemon broke: {error}") from error
+
+    def _await_room(self, deadline: float) -> None:
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        if not room.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            # A half-sent request can not be taken back, so the connection is of no more use.
+            raise self._end("the daemon does not read its socket")
+
+    def wait(self, call_id: int, method: str, timeout_s: float) -> bytes:
+        """Wait for the reply of a call that was sent."""
+        call = self._calls.get(call_id, _Call())
+        self.wait_until(lambda: call.frame is not None, timeout_s)
+        self.forget(call_id)
+        frame = call.frame
+        if frame is None:
+            if self._closed:
+                raise Unavailable(self._closed)
+            raise DeadlineExceeded(f"{method} did not answer within {timeout_s:g} s", field="timeout", value=timeout_s)
+        if frame.kind == FrameKind.ERROR:
+            raise from_detail(frame.payload, frame.code)
+        return frame.payload
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """See ``Connection``: lead or follow until then."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not ready() and not self._closed:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                if self._leading:
+                    self._changed.wait(left)
+                    continue
+                self._leading = True
+                try:
+                    self._lead(left)
+                finally:
+                    self._leading = False
+                    self._changed.notify_all()
+
+    def _lead(self, timeout_s: float) -> None:
+        """Wait for the socket once, with the lock let go, and hand out what came."""
+        self._changed.release()
+        try:
+            data = self._receive(timeout_s)
+        finally:
+            self._changed.acquire()
+        if data is None:
+            return
+        if not data:
+            self._end_locked("the daemon closed the connection")
+            return
+        try:
+            frames = self._decoder.feed(data)
+        except KVStoreError as error:
+            self._end_locked(f"the daemon sent an invalid frame: {error}")
+            return
+        for frame in frames:
+            self._hand_out(frame)
+
+    def _receive(self, timeout_s: float) -> bytes | None:
+        """Bytes that came; None if nothing came in time, no bytes if the connection has ended."""
+        if not self._reads.poll(timeout_s * 1000):
+            return None
+        try:
+            return self._socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _hand_out(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.JOB_DONE:
+            self._on_done(session_pb2.JobDone.FromString(frame.payload))
+            os.eventfd_write(self._bell, 1)
+            return
+        if frame.call_id == 0:
+            self._end_locked(str(from_detail(frame.payload, frame.code)))
+            return
+        call = self._calls.get(frame.call_id)
+        if call is not None:
+            call.frame = frame
+
+    def pump(self) -> None:
+        """See ``Connection``."""
+        with self._changed:
+            if not self._leading and not self._closed:
+                while data := self._receive_now():
+                    for frame in self._decoder.feed(data):
+                        self._hand_out(frame)
+                self._changed.notify_all()
+            if not self._closed:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+
+    def _receive_now(self) -> bytes:
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            self._end_locked(f"the connection to the daemon broke: {error}")
+            return b""
+        if not data:
+            self._end_locked("the daemon closed the connection")
+        return data
+
+    def fileno(self) -> int:
+        """See ``Connection``. An epoll descriptor: readable also when another thread has read the end of a job."""
+        return self._poller.fileno()
+
+    def _end(self, message: str) -> Unavailable:
+        with self._changed:
+            self._end_locked(message)
+        return Unavailable(self._closed)
+
+    def _end_locked(self, message: str) -> None:
+        if not self._closed:
+            self._closed = message
+            self._calls.clear()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """See ``Connection``."""
+        with contextlib.suppress(OSError):
+            # Wakes a leader that waits for the socket; only then may the descriptor be closed.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        with self._changed:
+            self._end_locked("the client has closed this session")
+            while self._leading:
+                self._changed.wait()
+            if self._bell >= 0:
+                self._poller.close()
+                self._socket.close()
+                os.close(self._bell)
+                self._bell = -1

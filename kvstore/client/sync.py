@@ -1,0 +1,405 @@
+"""The synchronous client: meets ``store.api.Cache`` over a session, thread-safe, reconnecting by itself.
+
+The lock guards which connection is current; it is held while connecting, never during a call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Self, TypeVar
+
+from kvstore.client.connect import connect
+from kvstore.client.connection import Connection
+from kvstore.client.core import CALLERS_ERRORS, Completion, note_failure, reopen_calls
+from kvstore.client.operations import Operation, Operations, fetch_result, missed
+from kvstore.client.options import ClientOptions
+from kvstore.client.options import Target as Address
+from kvstore.client.state import ClientState, outward
+from kvstore.client.transfer import BlockView, GotBlocks, PutBlocks, Transfer
+from kvstore.core.clock import Clock, MonotonicClock
+from kvstore.core.errors import KVStoreError, Unavailable
+from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
+from kvstore.core.types import (
+    Area,
+    BlockKey,
+    Durability,
+    JobId,
+    LeaseId,
+    NamespaceId,
+    Outcome,
+    ReservationId,
+    Target,
+    Tier,
+)
+from kvstore.store.api import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
+from kvstore.v1 import session_pb2
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Client:
+    """A session with a daemon.
+
+    ``target`` is the path of the session socket, or ``grpc://host:port`` for a daemon on another host. Without
+    ``options.strict`` no method raises for a failure of the cache; see ``ClientOptions``. Errors of the caller
+    (InvalidArgument, NamespaceMismatch) raise always. After a restart of the daemon the next call connects again
+    and opens the known namespaces again; leases, reservations and jobs of the old session are unknown then.
+    """
+
+    def __init__(self, target: str | Path, options: ClientOptions | None = None, *, clock: Clock | None = None) -> None:
+        self._address = Address.parse(target)
+        self._options = options or ClientOptions()
+        self._clock = clock or MonotonicClock()
+        self._state = ClientState(self._options.backoff)
+        self.operations = Operations(self._state)
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._generation = -1
+        self._closed = False
+        self.transfer = Transfer(self)
+        try:
+            self.connection()
+        except KVStoreError as error:
+            if self._options.strict or isinstance(error, CALLERS_ERRORS):
+                raise
+            note_failure(self._state, "connect", error)
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def options(self) -> ClientOptions:
+        """The settings that it was made with."""
+        return self._options
+
+    @property
+    def state(self) -> ClientState:
+        """Failures, generation and boot id."""
+        return self._state
+
+    @property
+    def generation(self) -> int:
+        """Counts connections from 0; -1 before the first. Views from ``memory`` and places belong to one generation."""
+        return self._state.generation
+
+    @property
+    def connected(self) -> bool:
+        """Whether the last call left a living connection; a call may still find it gone."""
+        connection = self._connection
+        return connection is not None and not connection.closed
+
+    @property
+    def remote(self) -> bool:
+        """Whether bytes go over the network: then only put and get carry them."""
+        return bool(self._address.address)
+
+    def failures(self) -> dict[str, int]:
+        """Failures that were answered as misses, by "Method:REASON"."""
+        return self._state.failures()
+
+    # ------------------------------------------------------------ connection
+
+    def connection(self) -> tuple[Connection, int]:
+        """The living connection and its generation, made now if there is none. Raises Unavailable inside a pause."""
+        current = self._connection
+        if current is not None and not current.closed:
+            return current, self._generation
+        with self._lock:
+            current = self._connection
+            if current is not None and not current.closed:
+                return current, self._generation
+            return self._connect()
+
+    def _connect(self) -> tuple[Connection, int]:
+        if self._closed:
+            raise Unavailable("the client is closed")
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        left = self._state.seconds_to_attempt(self._clock.now())
+        if left > 0:
+            raise Unavailable(
+                f"no daemon at {self._address.text}; the next attempt to connect is in {left:.2f} s",
+                field="target",
+                value=self._address.text,
+            )
+        generation = self._state.next_generation
+        try:
+            connection = connect(self._address, self._options, lambda done: self._job_done(done, generation))
+        except KVStoreError:
+            self._state.connect_failed(self._clock.now())
+            raise
+        fresh = self._state.connected(connection.welcome.boot_id)
+        self._generation = self._state.generation
+        try:
+            self._open_again(connection)
+        except KVStoreError:
+            connection.close()
+            self._state.connect_failed(self._clock.now())
+            raise
+        if fresh and self._generation:
+            log.warning("the daemon at %s was restarted; namespaces are open again", self._address.text)
+        for job_id, keys in self._state.lost_jobs():
+            self._state.job_lost(job_id, missed(keys))
+        self._connection = connection
+        return connection, self._generation
+
+    def _open_again(self, connection: Connection) -> None:
+        for method, payload in reopen_calls(self._state):
+            try:
+                connection.call(method, payload, self._options.timeout_s)
+            except CALLERS_ERRORS as error:
+                # Another client bound the name to another spec meanwhile: that namespace misses, the others work.
+                log.error("a namespace was not opened again: %s", error)
+
+    def _job_done(self, done: session_pb2.JobDone, generation: int) -> None:
+        job_id = JobId(outward(done.job_id, generation))
+        self._state.job_done(job_id, fetch_result(done.result, generation))
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Try to connect until it works or the time is over; True if connected."""
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while True:
+            try:
+                self.connection()
+            except KVStoreError as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    note_failure(self._state, "connect", error)
+                    return False
+                pause.wait(min(left, max(0.001, self._state.seconds_to_attempt(self._clock.now()))))
+            else:
+                return True
+
+    def run(self, operation: Operation[T]) -> T:
+        """Carry out an operation; without ``strict``, a failure of the cache becomes its fallback."""
+        try:
+            return self.attempt(operation)
+        except KVStoreError as error:
+            return self._fall_back(operation, error)
+
+    def attempt(self, operation: Operation[T]) -> T:
+        """Carry out an operation or raise; one that changes nothing is sent again if its connection was lost."""
+        timeout_s = self._options.timeout_s + operation.wait_ms / 1000
+        tries = 2 if operation.pure else 1
+        while True:
+            tries -= 1
+            connection, generation = self.connection()
+            payload = operation.build().SerializeToString()
+            try:
+                reply = connection.call(operation.method, payload, timeout_s)
+            except Unavailable:
+                if not connection.closed or not tries:
+                    raise
+            else:
+                return operation.parse(operation.reply.FromString(reply), generation)
+
+    def begin(self, operation: Operation[T]) -> Callable[[], T]:
+        """Send an operation without waiting; the function that comes back waits and answers like ``run``."""
+        timeout_s = self._options.timeout_s + operation.wait_ms / 1000
+        try:
+            connection, generation = self.connection()
+            call_id = connection.send(operation.method, operation.build().SerializeToString(), timeout_s)
+        except KVStoreError as error:
+            failed = error
+            return lambda: self._fall_back(operation, failed)
+
+        def finish() -> T:
+            try:
+                reply = connection.wait(call_id, operation.method, timeout_s)
+                return operation.parse(operation.reply.FromString(reply), generation)
+            except KVStoreError as error:
+                return self._fall_back(operation, error)
+
+        return finish
+
+    def post(self, operation: Operation[T]) -> None:
+        """Send an operation whose answer nobody needs. A failure is counted."""
+        try:
+            connection, _ = self.connection()
+            payload = operation.build().SerializeToString()
+            connection.forget(connection.send(operation.method, payload, self._options.timeout_s))
+        except KVStoreError as error:
+            self.note(operation.method, error)
+
+    def _fall_back(self, operation: Operation[T], error: KVStoreError) -> T:
+        if self._options.strict or isinstance(error, CALLERS_ERRORS):
+            raise error
+        self.note(operation.method, error)
+        return operation.fallback()
+
+    def note(self, method: str, error: KVStoreError) -> None:
+        """Count and log a failure that the caller does not see."""
+        note_failure(self._state, method, error)
+
+    # ------------------------------------------------------------ whole payloads
+
+    def put(self, namespace_id: NamespaceId, blocks: PutBlocks) -> CommitResult:
+        """Store whole blocks under their keys, parents first.
+
+        Each payload is a contiguous buffer of ``layers * slice_bytes`` bytes under the namespace's codec, read before
+        the call returns. HIT where the block is resident now (``existed`` where it was before), else MISS and why.
+        """
+        return self.transfer.put(namespace_id, blocks)
+
+    def get(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        out: object | None = None,
+        wait_ms: int = 10_000,
+    ) -> GotBlocks:
+        """Copy whole blocks out, waiting ``wait_ms`` for those that must come from SSD.
+
+        ``out`` is a writable contiguous buffer of ``len(keys)`` times the larger of raw and coded payload bytes, best
+        page-aligned; without it one is made. Missing blocks leave their part of it alone.
+        """
+        return self.transfer.get(namespace_id, keys, out=out, wait_ms=wait_ms)
+
+    def get_in_place(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, wait_ms: int = 10_000
+    ) -> AbstractContextManager[tuple[BlockView | None, ...]]:
+        """Blocks where they lie, without a copy: ``with client.get_in_place(...) as blocks``. Pinned until the end."""
+        return self.transfer.in_place(namespace_id, keys, wait_ms=wait_ms)
+
+    # ------------------------------------------------------------ Cache
+
+    def open_namespace(
+        self, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None
+    ) -> OpenedNamespace:
+        """See ``Cache``. Remembered, and opened again after a restart of the daemon."""
+        return self.run(self.operations.open_namespace(spec, name, policy))
+
+    def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
+        """See ``Cache``."""
+        return self.run(self.operations.match(namespace_id, keys))
+
+    def reserve(
+        self, namespace_id: NamespaceId, tier: Tier, *, keys: Sequence[BlockKey] = (), count: int = 0
+    ) -> ReserveResult:
+        """See ``Cache``."""
+        return self.run(self.operations.reserve(namespace_id, tier, keys, count))
+
+    def commit(
+        self,
+        namespace_id: NamespaceId,
+        entries: Sequence[CommitEntry],
+        *,
+        token_ids: Sequence[int] = (),
+        durability: Durability | None = None,
+        lease_id: LeaseId | None = None,
+    ) -> CommitResult:
+        """See ``Cache``."""
+        return self.run(self.operations.commit(namespace_id, entries, token_ids, durability, lease_id))
+
+    def abort(self, reservation_ids: Sequence[ReservationId]) -> int:
+        """See ``Cache``."""
+        if not self._state.present_reservations(reservation_ids):
+            return 0
+        return self.run(self.operations.abort(reservation_ids))
+
+    def fetch(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        target: Target,
+        *,
+        lease_id: LeaseId,
+        layers: tuple[int, int] | None = None,
+        wait_ms: int = 0,
+    ) -> FetchResult:
+        """See ``Cache``. With ``wait_ms`` 0 it returns at once, and ``poll`` hands out the end of its job."""
+        operation = self.operations.fetch(namespace_id, keys, target, lease_id=lease_id, layers=layers, wait_ms=wait_ms)
+        return self.run(operation)
+
+    def wait_job(self, job_id: JobId, timeout_ms: int) -> FetchResult:
+        """See ``Cache``. A job is either waited for or polled: the result is handed out once."""
+        connection = self._connection
+        if connection is None or not connection.pushes:
+            return self.run(self.operations.wait_job(job_id, timeout_ms))
+        pending = self._state.claim(job_id)
+        try:
+            if pending is not None:
+                connection.wait_until(lambda: self._state.is_finished(job_id), timeout_ms / 1000)
+        finally:
+            result = self._state.unclaim(job_id)
+        if result is not None:
+            return result
+        if pending is not None and not connection.closed:
+            return pending
+        return self.run(self.operations.wait_job(job_id, 0))
+
+    def poll(self) -> list[Completion]:
+        """Jobs that have ended since the last time, without waiting. Those that a restart has ended are misses."""
+        connection = self._connection
+        if connection is not None and not connection.closed:
+            if connection.pushes:
+                connection.pump()
+            else:
+                self._ask_for_jobs()
+        return [Completion(job_id, result) for job_id, result in self._state.take_finished()]
+
+    def _ask_for_jobs(self) -> None:
+        for job_id in self._state.pending_jobs():
+            result = self.run(self.operations.wait_job(job_id, 0))
+            if Outcome.PENDING not in result.outcomes:
+                self._state.job_done(job_id, result)
+
+    def fileno(self) -> int:
+        """A descriptor to poll or select on: readable when ``poll`` may have something. New after each reconnect."""
+        return self.connection()[0].fileno()
+
+    def prefetch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier) -> FetchResult:
+        """See ``Cache``."""
+        return self.run(self.operations.prefetch(namespace_id, keys, tier))
+
+    def remove(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
+        """See ``Cache``."""
+        return self.run(self.operations.remove(namespace_id, keys))
+
+    def flush(self, timeout_ms: int = 30_000) -> int:
+        """See ``Cache``."""
+        return self.run(self.operations.flush(timeout_ms))
+
+    def grant_lease(self, name: str, ttl_ms: int) -> LeaseId:
+        """See ``Cache``. Lease 0 (a failed cache, not strict) holds nothing; fetching under it misses."""
+        return self.run(self.operations.grant_lease(name, ttl_ms))
+
+    def renew_lease(self, lease_id: LeaseId) -> None:
+        """See ``Cache``."""
+        return self.run(self.operations.renew_lease(lease_id))
+
+    def hold(self, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
+        """See ``Cache``."""
+        return self.run(self.operations.hold(lease_id, namespace_id, keys))
+
+    def release(self, lease_id: LeaseId, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = ()) -> int:
+        """See ``Cache``."""
+        return self.run(self.operations.release(lease_id, namespace_id, keys))
+
+    def memory(self, area: Area) -> memoryview:
+        """See ``Cache``. The view belongs to the present generation; after a reconnect ask again."""
+        return self.connection()[0].welcome.arenas.view(area)
+
+    def close(self) -> None:
+        """See ``Cache``."""
+        with self._lock:
+            self._closed = True
+            connection, self._connection = self._connection, None
+        self.transfer.close()
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        """Use the client as a context manager: it is closed at the end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,50 @@
+"""What a handler knows of its call, and what it may use: no transport, no message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvstore.core.errors import Unauthenticated
+from kvstore.core.types import SessionId
+
+if TYPE_CHECKING:
+    from kvstore.rpc.sessions import Sessions
+    from kvstore.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The collaborators of all handlers; made once by the composition root."""
+
+    store: Store
+    sessions: Sessions
+    version: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """One caller: its session (None without a token) and whether it has admin rights."""
+
+    services: Services
+    session_id: SessionId | None
+    admin: bool
+    peer: str
+
+    @property
+    def store(self) -> Store:
+        """The store."""
+        return self.services.store
+
+    @property
+    def session(self) -> SessionId:
+        """The caller's session; Unauthenticated without one."""
+        if self.session_id is None:
+            raise Unauthenticated(
+                "the call carries no session token; connect to the session socket (same host) or call "
+                "Sessions/OpenRemote, and send the token in hexadecimal as metadata kvstore-session",
+                field="kvstore-session",
+                expected="the token of a session that is alive",
+            )
+        return self.session_id

@@ -1,0 +1,143 @@
+"""Runs the methods of the table for any transport: parse, check rights, run where it belongs, map errors.
+
+Two bounded pools: one for work (copies, disk), one for waits. A call beyond a pool's bound is refused with
+RESOURCE_EXHAUSTED instead of being queued without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from kvstore.core.errors import InvalidArgument, KVStoreError, PermissionDenied, ResourceExhausted
+from kvstore.rpc.context import CallContext, Services
+from kvstore.rpc.errors import as_domain
+from kvstore.rpc.framing import MESSAGE_BYTES_MAX
+from kvstore.rpc.table import METHODS, Method, Runs
+
+R = TypeVar("R")
+
+WORKERS: Final = 16
+"""Threads for work. A durable commit holds one while its sync is shared with others, so there are more than cores."""
+
+WAITERS: Final = 32
+QUEUE_MAX: Final = 256
+"""Calls that may wait for a thread of one pool."""
+
+
+class BoundedPool:
+    """A thread pool that refuses what it could not begin soon."""
+
+    def __init__(self, name: str, threads: int, queue_max: int) -> None:
+        self.name = name
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"kvstore-{name}")
+        self._bound = threads + queue_max
+        self._lock = threading.Lock()
+        self._calls = 0
+
+    def submit(self, loop: asyncio.AbstractEventLoop, call: Callable[[], R]) -> asyncio.Future[R]:
+        """Run ``call`` in the pool. Raises ResourceExhausted at the bound."""
+        with self._lock:
+            if self._calls >= self._bound:
+                raise ResourceExhausted(
+                    f"{self._calls} calls are under way in the daemon's {self.name} pool; try again",
+                    field="calls",
+                    value=self._calls,
+                    expected=f"below {self._bound}",
+                )
+            self._calls += 1
+        return loop.run_in_executor(self._pool, self._counted, call)
+
+    def _counted(self, call: Callable[[], R]) -> R:
+        try:
+            return call()
+        finally:
+            with self._lock:
+                self._calls -= 1
+
+    def close(self) -> None:
+        """Let calls under way end, take no new ones."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Dispatcher:
+    """The one way from a transport to a handler."""
+
+    def __init__(self, services: Services, *, workers: int = WORKERS, waiters: int = WAITERS) -> None:
+        self.services = services
+        self._pools = {
+            Runs.WORK: BoundedPool("work", workers, QUEUE_MAX),
+            Runs.WAIT: BoundedPool("wait", waiters, QUEUE_MAX),
+        }
+
+    def start(
+        self, name: str, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop
+    ) -> Message | asyncio.Future[Message]:
+        """Begin a call: the reply itself if the method runs inline, else a future of it.
+
+        Raises domain errors, and so does the future.
+        """
+        method = METHODS.get(name)
+        if method is None:
+            raise InvalidArgument("method", repr(name[:80]), "a unary method of the services of kvstore.v1")
+        check_rights(method, ctx)
+        request = parse(method.request, payload)
+        runs = method.runs(request)
+        if runs is Runs.INLINE:
+            return _run(method, ctx, request)
+        return self._pools[runs].submit(loop, lambda: _run(method, ctx, request))
+
+    async def call(self, name: str, ctx: CallContext, payload: bytes) -> Message:
+        """Run a call to its end."""
+        reply = self.start(name, ctx, payload, asyncio.get_running_loop())
+        return reply if isinstance(reply, Message) else await reply
+
+    async def work(self, call: Callable[[], R]) -> R:
+        """Run a step of a stream in the work pool."""
+        return await self._pools[Runs.WORK].submit(asyncio.get_running_loop(), call)
+
+    async def wait(self, call: Callable[[], R]) -> R:
+        """Run a step that mostly waits in the pool for waits."""
+        return await self._pools[Runs.WAIT].submit(asyncio.get_running_loop(), call)
+
+    def close(self) -> None:
+        """Let handlers end."""
+        for pool in self._pools.values():
+            pool.close()
+
+
+def check_rights(method: Method, ctx: CallContext) -> None:
+    """Raise PermissionDenied or Unauthenticated unless the caller may make this call."""
+    if method.admin and not ctx.admin:
+        raise PermissionDenied(
+            f"{method.name} needs admin rights, which {ctx.peer} has not",
+            field="method",
+            value=method.name,
+            expected="a caller on a Unix socket of the daemon's own user or root",
+        )
+    if method.session:
+        _ = ctx.session
+
+
+def parse(kind: type[Message], payload: bytes) -> Message:
+    """Parse a request; InvalidArgument if it is too long or not a message of this kind."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        raise InvalidArgument("message", f"{len(payload)} bytes", f"at most {MESSAGE_BYTES_MAX} bytes")
+    try:
+        return kind.FromString(payload)
+    except DecodeError as error:
+        raise InvalidArgument("message", f"{len(payload)} bytes", f"a {kind.DESCRIPTOR.full_name}") from error
+
+
+def _run(method: Method, ctx: CallContext, request: Message) -> Message:
+    try:
+        return method.handler(ctx, request)
+    except KVStoreError:
+        raise
+    except Exception as error:
+        raise as_domain(error, method.name) from error

@@ -1,0 +1,113 @@
+"""Frames of the session socket: a fixed header and a payload, little-endian (``protos/kvstore/v1/session.proto``).
+
+::
+
+    u32 length    bytes after this field
+    u64 call_id   chosen by the caller; 0 for what nobody asked for
+    u8  kind      FrameKind
+    u8  code      gRPC status code of an error, else 0
+    u16 name_len  bytes of the method's name, requests only
+    name, payload
+
+A frame is valid if and only if its length is at least the header's rest plus ``name_len`` and at most
+``FRAME_BYTES_MAX``, its kind is known, and its name is ASCII. Anything else ends the connection: a stream that
+has lost its frames can not find them again.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from kvstore.core.errors import InvalidArgument
+
+PROTOCOL_VERSION: Final = 1
+"""Version that Hello and Welcome carry; another one is refused."""
+
+FRAME_BYTES_MAX: Final = 4 << 20
+"""Longest frame. A commit of 4,096 keys with 64 token ids each takes 1.6 MB."""
+
+MESSAGE_BYTES_MAX: Final = FRAME_BYTES_MAX
+"""Longest gRPC message: the same bound on either transport."""
+
+CHUNK_BYTES_MAX: Final = 1 << 20
+"""Most payload bytes in one chunk of a Read or Write stream."""
+
+DESCRIPTORS_MAX: Final = 8
+"""Most file descriptors beside a Welcome."""
+
+_HEADER: Final = struct.Struct("<IQBBH")
+_LENGTH_BYTES: Final = 4
+_REST_BYTES: Final = _HEADER.size - _LENGTH_BYTES
+
+
+class FrameKind(IntEnum):
+    """What a frame carries."""
+
+    REQUEST = 0
+    REPLY = 1
+    ERROR = 2
+    JOB_DONE = 3
+    HELLO = 4
+    WELCOME = 5
+
+
+class Frame(NamedTuple):
+    """One decoded frame."""
+
+    call_id: int
+    kind: int
+    code: int
+    name: str
+    payload: bytes
+
+
+def pack_frame(call_id: int, kind: FrameKind, payload: bytes, *, name: bytes = b"", code: int = 0) -> bytes:
+    """Return one frame as bytes. Raises InvalidArgument if it would be longer than FRAME_BYTES_MAX."""
+    length = _REST_BYTES + len(name) + len(payload)
+    if length > FRAME_BYTES_MAX:
+        raise InvalidArgument("message", f"{length} bytes", f"at most {FRAME_BYTES_MAX} bytes; send fewer keys a call")
+    return _HEADER.pack(length, call_id, kind, code, len(name)) + name + payload
+
+
+class FrameDecoder:
+    """Cuts a byte stream into frames; holds at most one frame and what was read with it."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take bytes in and return the frames that are now whole. Raises InvalidArgument for an invalid frame."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[Frame] = []
+        begin = 0
+        while len(buffer) - begin >= _HEADER.size:
+            length, call_id, kind, code, name_length = _HEADER.unpack_from(buffer, begin)
+            _check(length, kind, name_length)
+            end = begin + _LENGTH_BYTES + length
+            if end > len(buffer):
+                break
+            body = begin + _HEADER.size
+            name = _name(bytes(buffer[body : body + name_length]))
+            frames.append(Frame(call_id, kind, code, name, bytes(buffer[body + name_length : end])))
+            begin = end
+        if begin:
+            del buffer[:begin]
+        return frames
+
+
+def _check(length: int, kind: int, name_length: int) -> None:
+    low = _REST_BYTES + name_length
+    if not low <= length <= FRAME_BYTES_MAX:
+        raise InvalidArgument("frame.length", length, f"{low} to {FRAME_BYTES_MAX}")
+    if kind > FrameKind.WELCOME:
+        raise InvalidArgument("frame.kind", kind, f"0 to {int(FrameKind.WELCOME)}")
+
+
+def _name(data: bytes) -> str:
+    try:
+        return data.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument("frame.name", repr(data[:40]), "ASCII") from error

@@ -1,0 +1,292 @@
+"""The session socket: hands out memory, then carries the protos' own requests and replies (session.proto).
+
+Everything here runs on the event loop's thread. A connection is a session: when it closes, for whatever
+reason, leases, reservations and buffer of that session are gone before the loop turns to anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import Message
+
+from kvstore.core.errors import InvalidArgument, KVStoreError, ResourceExhausted, Unavailable
+from kvstore.core.types import Area, JobId, SessionId
+from kvstore.rpc.arenas import ArenaExport
+from kvstore.rpc.context import CallContext
+from kvstore.rpc.dispatch import Dispatcher, parse
+from kvstore.rpc.errors import as_domain, status_code, to_detail
+from kvstore.rpc.framing import PROTOCOL_VERSION, Frame, FrameDecoder, FrameKind, pack_frame
+from kvstore.rpc.handlers_cache import fetch_message
+from kvstore.rpc.handlers_lease import name_of
+from kvstore.rpc.listener import PeerCredentials, bind_unix, peer_credentials, remove_socket
+from kvstore.store.api import FetchResult
+from kvstore.store.report import SessionHandle
+from kvstore.v1 import session_pb2
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS_MAX: Final = 5.0
+CALLS_MAX: Final = 64
+"""Calls that one connection may have under way; one more is refused."""
+
+_HELLO_BYTES_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SocketOptions:
+    """Where the socket is, who may connect, and whose calls have admin rights."""
+
+    path: Path
+    mode: int = 0o600
+    admin_uids: frozenset[int] = field(default_factory=lambda: frozenset({0, os.getuid()}))
+
+
+class SessionServer:
+    """Accepts connections and keeps one ``_Connection`` a session."""
+
+    def __init__(self, dispatcher: Dispatcher, exports: Sequence[ArenaExport], options: SocketOptions) -> None:
+        self._dispatcher = dispatcher
+        self._exports = tuple(exports)
+        self._options = options
+        self._connections: dict[SessionId, _Connection] = {}
+        self._greetings: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+
+    async def start(self) -> None:
+        """Bind the socket and begin to accept."""
+        self._listener = bind_unix(self._options.path, self._options.mode)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    async def stop(self) -> None:
+        """Stop accepting, end every connection and with it its session, remove the socket file. Idempotent."""
+        if self._listener is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        self._listener.close()
+        self._listener = None
+        for task in list(self._greetings):
+            task.cancel()
+        for connection in list(self._connections.values()):
+            connection.abort()
+        await asyncio.sleep(0)
+        remove_socket(self._options.path)
+
+    def job_done(self, session_id: SessionId, job_id: JobId, result: FetchResult) -> None:
+        """Tell a session that its job has ended; nothing for sessions that are gone or not on this socket."""
+        connection = self._connections.get(session_id)
+        if connection is not None:
+            connection.push(session_pb2.JobDone(job_id=job_id, result=fetch_message(result)))
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.error("accept on %s failed: %s", self._options.path, error)
+            return
+        connection.setblocking(False)
+        task = asyncio.get_running_loop().create_task(self._greet(connection))
+        self._greetings.add(task)
+        task.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, connection: socket.socket) -> None:
+        """Read a Hello, open the session, answer with a Welcome and the descriptors."""
+        handle: SessionHandle | None = None
+        peer = peer_credentials(connection)
+        sessions = self._dispatcher.services.sessions
+        try:
+            async with asyncio.timeout(HELLO_SECONDS_MAX):
+                call_id, hello = await _read_hello(connection)
+            handle = self._open(hello, peer)
+            admin = peer.uid in self._options.admin_uids
+            token = sessions.add_local(handle, admin=admin)
+            self._welcome(connection, call_id, token, self._shared(hello, handle))
+            ctx = CallContext(self._dispatcher.services, handle.session_id, admin, f"pid {peer.pid} uid {peer.uid}")
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Connection(self._dispatcher, ctx, self._joined, self._left), connection
+            )
+        except (KVStoreError, OSError, TimeoutError, asyncio.CancelledError) as error:
+            log.warning("session of pid %d not opened: %s", peer.pid, error or type(error).__name__)
+            if handle is not None:
+                sessions.close(handle.session_id)
+            if isinstance(error, KVStoreError):
+                _send_small(connection, _error_frame(0, error), ())
+            connection.close()
+
+    def _open(self, hello: session_pb2.Hello, peer: PeerCredentials) -> SessionHandle:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise InvalidArgument("protocol_version", hello.protocol_version, str(PROTOCOL_VERSION))
+        return self._dispatcher.services.store.open_session(
+            name_of("name", hello.name), buffer_bytes=hello.buffer_bytes, uid=peer.uid, pid=peer.pid
+        )
+
+    def _shared(self, hello: session_pb2.Hello, handle: SessionHandle) -> list[ArenaExport]:
+        """The arenas for one session: those of the node that it asked for, and its buffer."""
+        shared = [e for e in self._exports if e.area is not Area.DEVICE or hello.device]
+        if handle.buffer_fd >= 0:
+            shared.append(ArenaExport(Area.BUFFER, handle.buffer_bytes, handle.buffer_fd, writable=True))
+        return shared
+
+    def _welcome(self, connection: socket.socket, call_id: int, token: bytes, shared: list[ArenaExport]) -> None:
+        services = self._dispatcher.services
+        welcome = session_pb2.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            boot_id=services.store.boot_id,
+            token=token,
+            arenas=[export.message() for export in shared],
+            version=services.version,
+        )
+        frame = pack_frame(call_id, FrameKind.WELCOME, welcome.SerializeToString())
+        _send_small(connection, frame, [export.fd for export in shared if export.fd >= 0])
+
+    def _joined(self, connection: _Connection, session_id: SessionId) -> None:
+        self._connections[session_id] = connection
+
+    def _left(self, session_id: SessionId) -> None:
+        self._connections.pop(session_id, None)
+        self._dispatcher.services.sessions.close(session_id)
+
+
+async def _read_hello(connection: socket.socket) -> tuple[int, session_pb2.Hello]:
+    loop = asyncio.get_running_loop()
+    decoder = FrameDecoder()
+    size = 0
+    while True:
+        data = await loop.sock_recv(connection, _HELLO_BYTES_MAX)
+        size += len(data)
+        if not data:
+            raise Unavailable("the peer closed before its Hello")
+        frames = decoder.feed(data)
+        if size > _HELLO_BYTES_MAX or len(frames) > 1:
+            raise InvalidArgument("hello", f"{size} bytes", f"one frame of at most {_HELLO_BYTES_MAX} bytes")
+        if frames:
+            break
+    frame = frames[0]
+    if frame.kind != FrameKind.HELLO:
+        raise InvalidArgument("frame.kind", frame.kind, f"{int(FrameKind.HELLO)}, a Hello first")
+    hello = parse(session_pb2.Hello, frame.payload)
+    if not isinstance(hello, session_pb2.Hello):
+        raise InvalidArgument("hello", type(hello).__name__, "a Hello")
+    return frame.call_id, hello
+
+
+def _send_small(connection: socket.socket, frame: bytes, fds: Sequence[int]) -> None:
+    """Send one small frame at once; a fresh socket's buffer always has room for it."""
+    sent = socket.send_fds(connection, [frame], list(fds))
+    if sent != len(frame):
+        raise Unavailable("the peer does not read its Welcome")
+
+
+def _error_frame(call_id: int, error: KVStoreError) -> bytes:
+    detail = to_detail(error).SerializeToString()
+    return pack_frame(call_id, FrameKind.ERROR, detail, code=status_code(error))
+
+
+class _Connection(asyncio.Protocol):
+    """One session's calls. Replies to inline calls leave in the order of their requests."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        ctx: CallContext,
+        joined: Callable[[_Connection, SessionId], None],
+        left: Callable[[SessionId], None],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._ctx = ctx
+        self._joined = joined
+        self._left = left
+        self._decoder = FrameDecoder()
+        self._calls = 0
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.Transport):
+            self._transport = transport
+        self._joined(self, self._ctx.session)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._left(self._ctx.session)
+
+    def pause_writing(self) -> None:
+        # A client that does not read its replies may send no more requests: what waits for it stays bounded.
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            frames = self._decoder.feed(data)
+        except InvalidArgument as error:
+            log.warning("session of %s ended: %s", self._ctx.peer, error)
+            self._write(_error_frame(0, error))
+            if self._transport is not None:
+                self._transport.close()
+            return
+        for frame in frames:
+            self._handle(frame)
+
+    def _handle(self, frame: Frame) -> None:
+        call_id = frame.call_id
+        try:
+            if frame.kind != FrameKind.REQUEST:
+                raise InvalidArgument("frame.kind", frame.kind, f"{int(FrameKind.REQUEST)}, a request")
+            if self._calls >= CALLS_MAX:
+                raise ResourceExhausted(
+                    f"{self._calls} calls of this session are under way",
+                    field="calls",
+                    value=self._calls,
+                    expected=f"at most {CALLS_MAX}",
+                )
+            reply = self._dispatcher.start(frame.name, self._ctx, frame.payload, self._loop)
+        except KVStoreError as error:
+            self._write(_error_frame(call_id, error))
+            return
+        if isinstance(reply, Message):
+            self._reply(call_id, reply)
+            return
+        self._calls += 1
+        reply.add_done_callback(lambda done: self._finish(call_id, frame.name, done))
+
+    def _finish(self, call_id: int, name: str, done: asyncio.Future[Message]) -> None:
+        self._calls -= 1
+        error = Unavailable("the daemon is stopping") if done.cancelled() else done.exception()
+        if error is None:
+            self._reply(call_id, done.result())
+        elif isinstance(error, Exception):
+            self._write(_error_frame(call_id, as_domain(error, name)))
+
+    def _reply(self, call_id: int, reply: Message) -> None:
+        try:
+            self._write(pack_frame(call_id, FrameKind.REPLY, reply.SerializeToString()))
+        except InvalidArgument as error:
+            self._write(_error_frame(call_id, error))
+
+    def push(self, done: session_pb2.JobDone) -> None:
+        """Send what nobody asked for."""
+        self._write(pack_frame(0, FrameKind.JOB_DONE, done.SerializeToString()))
+
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def abort(self) -> None:
+        """Close without waiting for what is unsent."""
+        if self._transport is not None:
+            self._transport.abort()

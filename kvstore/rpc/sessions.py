@@ -1,0 +1,112 @@
+"""Sessions by token: who may make data calls, and when a remote one has gone.
+
+Guarded by its own lock, since remote sessions are opened and kept alive from handlers. Local sessions live as
+long as their connection; remote ones until they miss their keepalive.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.core.clock import Clock
+from kvstore.core.errors import InvalidArgument, Unauthenticated
+from kvstore.core.types import SessionId
+from kvstore.store.report import SessionHandle
+from kvstore.store.store import Store
+
+TOKEN_BYTES: Final = 32
+TTL_MS_MIN: Final = 1_000
+TTL_MS_MAX: Final = 600_000
+TTL_MS_DEFAULT: Final = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSession:
+    """What OpenRemote answers."""
+
+    session_id: SessionId
+    token: bytes
+    ttl_ms: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    session_id: SessionId
+    admin: bool
+    ttl_ms: int = 0
+    expires: float = float("inf")
+
+
+class Sessions:
+    """Tokens of living sessions. The store bounds how many there are."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_token: dict[bytes, _Entry] = {}
+        self._token_of: dict[SessionId, bytes] = {}
+
+    def add_local(self, handle: SessionHandle, *, admin: bool) -> bytes:
+        """Make a token for the session of a connection."""
+        return self._add(_Entry(handle.session_id, admin))
+
+    def open_remote(self, name: str, ttl_ms: int, peer: str) -> RemoteSession:
+        """Open a session that lives by keepalive. ``ttl_ms`` 0 takes the default."""
+        ttl_ms = ttl_ms or TTL_MS_DEFAULT
+        if not TTL_MS_MIN <= ttl_ms <= TTL_MS_MAX:
+            raise InvalidArgument("ttl_ms", ttl_ms, f"{TTL_MS_MIN} to {TTL_MS_MAX}, or 0 for {TTL_MS_DEFAULT}")
+        handle = self._store.open_session(name or peer, remote=True)
+        entry = _Entry(handle.session_id, admin=False, ttl_ms=ttl_ms, expires=self._clock.now() + ttl_ms / 1000)
+        return RemoteSession(handle.session_id, self._add(entry), ttl_ms)
+
+    def _add(self, entry: _Entry) -> bytes:
+        token = secrets.token_bytes(TOKEN_BYTES)
+        with self._lock:
+            self._by_token[token] = entry
+            self._token_of[entry.session_id] = token
+        return token
+
+    def find(self, token: bytes) -> tuple[SessionId, bool]:
+        """Session and admin right of a token. Unauthenticated if it is unknown or its session has ended."""
+        with self._lock:
+            entry = self._by_token.get(token)
+            if entry is None or entry.expires < self._clock.now():
+                raise Unauthenticated(
+                    "the session token is unknown, or its session has ended; open a new session",
+                    field="kvstore-session",
+                    value=token.hex()[:8] + "...",
+                    expected="the token of a session that is alive",
+                )
+            return entry.session_id, entry.admin
+
+    def keep_alive(self, session_id: SessionId) -> int:
+        """Renew a remote session; returns its ttl in ms. InvalidArgument for a local one, which needs none."""
+        with self._lock:
+            entry = self._by_token.get(self._token_of.get(session_id, b""))
+            if entry is None:
+                raise Unauthenticated("the session has ended; open a new session", field="kvstore-session")
+            if not entry.ttl_ms:
+                raise InvalidArgument(
+                    "kvstore-session", "a local session", "a remote one; a connection needs no keepalive"
+                )
+            entry.expires = self._clock.now() + entry.ttl_ms / 1000
+            return entry.ttl_ms
+
+    def close(self, session_id: SessionId) -> None:
+        """End a session: its token, then all that the store holds for it. Idempotent."""
+        with self._lock:
+            self._by_token.pop(self._token_of.pop(session_id, b""), None)
+        self._store.close_session(session_id)
+
+    def expire(self) -> int:
+        """End remote sessions that missed their keepalive; returns how many."""
+        now = self._clock.now()
+        with self._lock:
+            late = [entry.session_id for entry in self._by_token.values() if entry.expires < now]
+        for session_id in late:
+            self.close(session_id)
+        return len(late)
