@@ -1,0 +1,42 @@
+"""What the engine counts. Each number only grows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from kvstore.core.types import Tier
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the engine was made.
+
+    ``tokens_computed``       tokens whose K and V a forward pass made, recomputed ones included
+    ``tokens_generated``      tokens drawn
+    ``tokens_from``           tokens of prefixes not computed, by the hottest tier that held them; "engine" are those
+                              that another request of this engine held at the time
+    ``blocks_sealed``         blocks committed; ``blocks_existed`` of them were resident already
+    ``blocks_demoted``        blocks moved from DEVICE to HOST to make room
+    ``blocks_private``        blocks of the engine's own pool taken, since the cache gave none
+    ``preemptions``           requests that had to give up their memory
+    ``links_lost``            times that the session with the cache ended while in use
+    ``steps_discarded``       steps whose results were thrown away since the session ended meanwhile
+    """
+
+    steps: int = 0
+    tokens_computed: int = 0
+    tokens_generated: int = 0
+    tokens_from: dict[str, int] = field(
+        default_factory=lambda: {"engine": 0, **{tier.name.lower(): 0 for tier in Tier}}
+    )
+    blocks_sealed: int = 0
+    blocks_existed: int = 0
+    blocks_demoted: int = 0
+    blocks_private: int = 0
+    preemptions: int = 0
+    links_lost: int = 0
+    steps_discarded: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        """All counts by name, for printing."""
+        return asdict(self)

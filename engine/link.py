@@ -1,0 +1,152 @@
+"""The engine's session with the cache: leases, areas, and what happens when it is lost.
+
+Everything that the engine reads through addresses is pinned by two leases of this session: ``pins`` for blocks where
+they were found or sealed, ``moved`` for the HOST copies of blocks that were moved out of DEVICE. While they live the
+bytes cannot change. They can end without the engine's doing: the daemon dies, the connection breaks, or the process
+was stopped for longer than the leases live. So
+
+- any call that fails with an error of the connection or of a lease raises ``LinkLost``, and the engine treats all
+  blocks as gone: the areas stay mapped until then, but a pin that is not known to live is never trusted;
+- ``confirm`` proves, after a step's reads, that the leases were alive all the time: without a call while they cannot
+  have run out by the clock, otherwise by renewing them. A step that cannot be confirmed is thrown away.
+
+``attach`` makes a new session state on the same cache object; it is tried again with growing pauses while the cache
+is away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from kvstore.core.clock import Clock
+from kvstore.core.errors import InvalidArgument, KVStoreError, NamespaceMismatch
+from kvstore.core.namespace import NamespaceSpec
+from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, LeaseId, NamespaceId
+from kvstore.engine.config import EngineConfig
+from kvstore.engine.memory import Region
+from kvstore.store.api import Cache
+
+LOG: Final = logging.getLogger("kvstore.engine")
+
+_Answer = TypeVar("_Answer")
+
+
+class LinkLost(Exception):
+    """The session with the cache ended: every block that was pinned through it must be treated as gone."""
+
+
+class CacheLink:
+    """One session with the cache, which may be away; ``up`` says whether calls are worth trying.
+
+    Owned by one engine and used from its thread only. The cache object stays the caller's.
+    """
+
+    def __init__(self, cache: Cache | None, spec: NamespaceSpec, config: EngineConfig, clock: Clock) -> None:
+        self._cache = cache
+        self._spec = spec
+        self._config = config
+        self._clock = clock
+        self._renewed_at = 0.0
+        self._retry_at = clock.now()
+        self._pause = config.retry_s[0]
+        self._regions: dict[Area, Region] = {}
+        self.namespace: NamespaceId = spec.namespace_id
+        self.pins = LeaseId(0)
+        self.moved = LeaseId(0)
+        self.up = False
+        self.losses = 0
+
+    @property
+    def cache(self) -> Cache:
+        """The cache; raises LinkLost where there is none."""
+        if self._cache is None:
+            raise LinkLost("the engine runs without a cache")
+        return self._cache
+
+    def attach(self) -> bool:
+        """Open the namespace, map the areas and grant the leases if the cache is away and a new try is due.
+
+        Returns True while the link is up. Raises InvalidArgument and NamespaceMismatch: these no retry mends.
+        """
+        if self.up or self._cache is None or self._clock.now() < self._retry_at:
+            return self.up
+        try:
+            opened = self._cache.open_namespace(self._spec, policy=self._config.policy)
+            self._regions = {
+                area: Region(self._cache.memory(area), self._spec.layers) for area in (Area.DEVICE, Area.HOST)
+            }
+            self._renewed_at = self._clock.now()
+            self.pins = self._cache.grant_lease(f"{self._config.name}:pins", self._config.lease_ttl_ms)
+            self.moved = self._cache.grant_lease(f"{self._config.name}:moved", self._config.lease_ttl_ms)
+        except (InvalidArgument, NamespaceMismatch):
+            raise
+        except KVStoreError as error:
+            self._put_off(error)
+            return False
+        self.namespace = opened.namespace_id
+        self.up, self._pause = True, self._config.retry_s[0]
+        return True
+
+    def call(self, method: Callable[[Cache], _Answer]) -> _Answer:
+        """Make one call of the cache; any error of it ends the link and raises LinkLost from it.
+
+        Raises LinkLost at once, without a call, while the link is down.
+        """
+        if not self.up:
+            raise LinkLost("the cache is away")
+        try:
+            return method(self.cache)
+        except KVStoreError as error:
+            self.lose(error)
+            raise LinkLost(str(error)) from error
+
+    def confirm(self) -> None:
+        """Return if every pin has lived until now, else raise LinkLost. Renews when a third of the ttl has passed."""
+        if not self.up:
+            return
+        now = self._clock.now()
+        if now - self._renewed_at < self._config.lease_ttl_ms / 3000.0:
+            return
+        for lease in (self.pins, self.moved):
+            self.call(lambda cache, lease=lease: cache.renew_lease(lease))  # type: ignore[misc]
+        self._renewed_at = now
+
+    def release(self, lease: LeaseId, keys: Sequence[BlockKey]) -> None:
+        """Give back what a lease holds of these keys. While the link is down they are gone already."""
+        if not self.up:
+            return
+        for begin in range(0, len(keys), BATCH_KEYS_MAX):
+            part = keys[begin : begin + BATCH_KEYS_MAX]
+            self.call(lambda cache, part=part: cache.release(lease, self.namespace, part))  # type: ignore[misc]
+
+    def region(self, area: Area) -> Region:
+        """The mapped area; valid while the link is up."""
+        return self._regions[area]
+
+    def lose(self, error: Exception) -> None:
+        """Take the link down: addresses and leases of this session are worthless from here on."""
+        if self.up:
+            LOG.warning("the cache was lost (%s); going on by recompute", error)
+            self.losses += 1
+        self._put_off(error)
+
+    def close(self) -> None:
+        """Give the leases back. The areas' mappings are let go so that the owner may close the cache."""
+        if self.up:
+            for lease in (self.pins, self.moved):
+                try:
+                    self.cache.release(lease)
+                except KVStoreError as error:
+                    LOG.info("lease %d was gone before it could be released: %s", lease, error)
+        self.up = False
+        self._cache = None
+        self._regions.clear()
+
+    def _put_off(self, error: Exception) -> None:
+        self.up = False
+        self._regions = {}
+        self._retry_at = self._clock.now() + self._pause
+        LOG.info("the cache is away (%s); next try in %.1f s", error, self._pause)
+        self._pause = min(2 * self._pause, self._config.retry_s[1])

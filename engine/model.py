@@ -1,0 +1,36 @@
+"""The model runner: one forward pass of the library's module over a step's tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from kvstore.engine.step import StepInput
+from kvstore.engine.weights import Model
+
+
+class ModelRunner:
+    """Runs a Model. The module's own cache is not used: K and V live in the blocks."""
+
+    def __init__(self, model: Model) -> None:
+        self._network = model.network
+
+    @torch.inference_mode()
+    def run(self, step: StepInput) -> torch.Tensor:
+        """Compute the step's tokens, writing their K and V into their blocks.
+
+        Returns logits fp32 [rows, vocabulary] of the wanted rows. With no rows wanted the output layer is skipped
+        and the result is empty.
+        """
+        network = self._network if len(step.rows) else self._network.get_decoder()
+        wanted = {"logits_to_keep": step.rows} if len(step.rows) else {}
+        answer = network(
+            input_ids=step.token_ids,
+            position_ids=step.positions,
+            use_cache=False,
+            paged_step=step.attention,
+            **wanted,
+        )
+        if not wanted:
+            return torch.empty(0, 0)
+        logits: torch.Tensor = answer.logits[0]
+        return logits.float()
