@@ -64,7 +64,7 @@ def _ask_daemon(call: Call) -> Daemon:
             "daemon",
             Level.NOTE,
             f"{error.message[:1].upper()}{error.message[1:]}.",
-            "kvstored --config kvstored.toml",
+            ("kvstored --config kvstored.toml",),
         )
         return Daemon((finding,))
     findings = [Finding("daemon", Level.OK, f"kvstored {status.version} answers, pid {status.pid}.")]
@@ -72,7 +72,7 @@ def _ask_daemon(call: Call) -> Daemon:
     for tier in status.tiers:
         if tier.state == "degraded":
             name = common_pb2.Tier.Name(tier.tier).removeprefix("TIER_")
-            findings.append(Finding("daemon", Level.BAD, f"{name} is degraded: {tier.last_error}.", "kvctl status"))
+            findings.append(Finding("daemon", Level.BAD, f"{name} is degraded: {tier.last_error}.", ("kvctl status",)))
     memory = (common_pb2.TIER_DEVICE, common_pb2.TIER_HOST)
     return Daemon(
         tuple(findings),
@@ -96,7 +96,7 @@ def _machine(daemon: Daemon, ssd: str) -> list[Finding]:
     directory = probes.probe_directory(ssd or daemon.directory)
     if directory is None:
         findings.append(
-            Finding("direct I/O", Level.NOTE, "Not looked at: no SSD directory is known.", "kvctl doctor --ssd DIR")
+            Finding("direct I/O", Level.NOTE, "Not looked at: no SSD directory is known.", ("kvctl doctor --ssd DIR",))
         )
     else:
         findings.append(probes.direct_io(directory))
@@ -113,5 +113,6 @@ def _print(printer: Printer, findings: list[Finding]) -> None:
         lines = Text(finding.sentence).wrap(printer.console, max(30, printer.columns - len(indent)))
         for number, line in enumerate(lines):
             printer.line(head + line if number == 0 else Text(indent) + line)
-        if finding.command and finding.level is not Level.OK:
-            printer.line(Text.assemble(indent, ("$ ", "dim"), (finding.command, "cyan")))
+        for command in finding.commands:
+            # Commands are never wrapped, since they are there to be copied.
+            printer.console.print(Text.assemble("      ", ("$ ", "dim"), (command, "cyan")), soft_wrap=True)

@@ -43,6 +43,7 @@ def du(
             ]
         )
         if segments:
+            call.printer.line()
             rows = [_segment(segment) for segment in answer.segments]
             call.printer.table(columns(">Segment|>File|>Live|>Dead|>Blocks|State"), rows)
     else:

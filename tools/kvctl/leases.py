@@ -32,6 +32,8 @@ def leases(call: Call) -> Exit:
             for lease in answer.leases
         ],
     )
+    if answer.leases and answer.sessions:
+        printer.line()
     printer.table(
         columns("~Session|Kind|>Pid|>Uid|>Buffer|>In use|>Reservations"),
         [

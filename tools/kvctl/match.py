@@ -46,8 +46,10 @@ def match(
             f"{answer.matched} of {text.plural(len(wanted), 'block')} matched: "
             f"{text.count(matched_tokens)} of {text.plural(token_count, 'token')}"
         )
+        printer.line()
         printer.table(columns(">Blocks|>Count|Tiers"), runs(answer.residency))
         if answer.matched < len(wanted):
+            printer.line()
             word = enum_word(common_pb2.Reason.DESCRIPTOR, answer.reason).replace("_", " ")
             printer.line(f"block {answer.matched} ({text.short_key(wanted[answer.matched])}) is a miss: {word}")
             printer.talk("kvctl why, with the same options, says more", style="dim")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -46,12 +45,20 @@ def columns(titles: str) -> list[Column]:
     ]
 
 
+class _Pipe(Console):
+    """A console whose reader may go away: that is the caller's to know, not a reason to exit here."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError; rich itself would end the process."""
+        raise BrokenPipeError
+
+
 class Printer:
     """Writes one answer in the format that was asked for."""
 
     def __init__(self, output: Format) -> None:
         self.format = output
-        self._out = Console(
+        self._out = _Pipe(
             file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False, soft_wrap=False
         )
         self._talk = Console(file=sys.stderr, highlight=False, soft_wrap=True)
@@ -87,13 +94,12 @@ class Printer:
         """A line beside the answer, on stderr."""
         self._talk.print(Text(text, style=style))
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[RenderableType]], title: str = "") -> None:
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[RenderableType]]) -> None:
         """Rows under titles; nothing at all where there are no rows."""
         shown = list(rows)
         if not shown:
             return
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", title=title or None)
-        table.title_justify, table.title_style = "left", "bold"
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column in columns:
             table.add_column(
                 column.title,

@@ -36,12 +36,12 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: one sentence, and the command that mends it where something can be mended."""
+    """One thing looked at: one sentence, and the command that mends it (the first) or would do as well."""
 
     name: str
     level: Level
     sentence: str
-    command: str = ""
+    commands: tuple[str, ...] = ()
 
 
 def huge_pages(needed_bytes: int, shmem: Path = SYS_SHMEM, hugetlb: Path = SYS_HUGETLB) -> Finding:
@@ -50,7 +50,7 @@ def huge_pages(needed_bytes: int, shmem: Path = SYS_SHMEM, hugetlb: Path = SYS_H
     total = _number(hugetlb / "nr_hugepages") * HUGE_PAGE_BYTES
     mode = _chosen(shmem)
     wanted = max(needed_bytes, HUGE_PAGE_BYTES)
-    pages = str(-(-wanted // HUGE_PAGE_BYTES)) if needed_bytes else "N, a page for each 2 MiB of DEVICE and HOST"
+    pages = str(-(-wanted // HUGE_PAGE_BYTES)) if needed_bytes else "N   # one for each 2 MiB of DEVICE and HOST"
     # Pages that the running daemon has taken are no longer free, but they are its own: the total counts then.
     if max(free, total if needed_bytes else 0) >= wanted:
         return Finding(
@@ -63,7 +63,7 @@ def huge_pages(needed_bytes: int, shmem: Path = SYS_SHMEM, hugetlb: Path = SYS_H
         Level.WARN,
         f"Arenas lie on 4 KiB pages (shmem_enabled is {mode or 'absent'}, {text.size(free)} reserved): "
         "direct disk reads run at about half speed.",
-        f"echo advise > {shmem}   # or: sysctl -w vm.nr_hugepages={pages}",
+        (f"echo advise > {shmem}", f"sysctl -w vm.nr_hugepages={pages}"),
     )
 
 
@@ -81,7 +81,7 @@ def locked_memory(needed_bytes: int, pid: int | None, uses_gpu: bool) -> Finding
         f"The limit of {whose} is {text.size(limit)}"
         + (f", less than the arenas' {text.size(needed_bytes)}" if needed_bytes else "")
         + (": pinning fails." if uses_gpu else "; it matters only with a GPU."),
-        "ulimit -l unlimited   # or LimitMEMLOCK=infinity in the unit, or the container's ulimits",
+        ("ulimit -l unlimited", "systemctl edit kvstored   # [Service] LimitMEMLOCK=infinity"),
     )
 
 
@@ -95,7 +95,7 @@ def memory_limit(needed_bytes: int, pid: int | None) -> Finding:
             "memory",
             Level.BAD,
             f"The arenas take {text.size(needed_bytes)} of {what}, {text.size(bound)}: the kernel may kill the daemon.",
-            f"set the sum of [device] and [host] bytes to {text.size(bound * 0.8)} at most, or raise the limit",
+            (f"kvstored --check   # with device and host of {text.size(bound * 0.8)} together at most",),
         )
     share = f", of which the arenas take {text.size(needed_bytes)}" if needed_bytes else ""
     return Finding("memory", Level.OK, f"{what.capitalize()} is {text.size(bound)}{share}.")
@@ -111,7 +111,7 @@ def sealed_memory() -> Finding:
             "sealed memory",
             Level.BAD,
             f"The kernel refuses F_SEAL_FUTURE_WRITE ({error.strerror}): clients cannot be kept from writing.",
-            "use Linux 5.1 or newer",
+            ("uname -r   # Linux 5.1 or newer is needed",),
         )
     finally:
         os.close(descriptor)
@@ -128,15 +128,13 @@ def direct_io(directory: Path) -> Finding:
             name,
             Level.BAD,
             f"{directory} does not open files for direct I/O ({error.strerror}).",
-            "put [ssd] directory on a local ext4 or xfs file system that this user may write",
+            (f"findmnt --target {directory}   # a local ext4 or xfs that this user may write is needed",),
         )
     try:
         with mmap.mmap(-1, mmap.PAGESIZE) as page:
             os.pwrite(descriptor, page, 0)
     except OSError as error:
-        return Finding(
-            name, Level.BAD, f"A direct write in {directory} fails: {error.strerror}.", "df -h and dmesg | tail"
-        )
+        return Finding(name, Level.BAD, f"A direct write in {directory} fails: {error.strerror}.", ("dmesg | tail",))
     finally:
         os.close(descriptor)
     return Finding(name, Level.OK, f"{directory} takes direct reads and writes.")
@@ -152,7 +150,7 @@ def disk_space(directory: Path, cap_bytes: int, used_bytes: int, floor_bytes: in
             "disk space",
             Level.WARN,
             f"{text.size(free)} are free, but cap and floor ask for {text.size(wanted)}: the disk fills first.",
-            f"set [ssd] bytes to {text.size(max(0, free + used_bytes - floor_bytes))} at most, or make room",
+            (f"kvstored --check   # with ssd of {text.size(max(0, free + used_bytes - floor_bytes))} at most",),
         )
     beside = f"; the cap may still take {text.size(max(0, cap_bytes - used_bytes))}" if cap_bytes else ""
     return Finding("disk space", Level.OK, f"{text.size(free)} are free in {directory}{beside}.")
@@ -169,7 +167,7 @@ def native_kernels() -> Finding:
         "native kernels",
         Level.WARN,
         f"The C++ kernels are absent, attention takes the slower torch path: {status.reason}.",
-        "apt-get install g++ && pip install --force-reinstall --no-deps tiered-kvstore",
+        ("apt-get install g++ && pip install --force-reinstall --no-deps tiered-kvstore",),
     )
 
 
@@ -188,7 +186,7 @@ def leftovers(folder: Path = Path("/dev/shm")) -> Finding:
     """Whether anything of this service lies in /dev/shm, where nothing of it ever should."""
     found = sorted(path.name for path in folder.glob("*kvstore*")) if folder.is_dir() else []
     if found:
-        return Finding("leftovers", Level.WARN, f"{folder} holds {', '.join(found[:3])}.", f"rm {folder}/{found[0]}")
+        return Finding("leftovers", Level.WARN, f"{folder} holds {', '.join(found[:3])}.", (f"rm {folder}/{found[0]}",))
     return Finding("leftovers", Level.OK, f"Nothing of the service lies in {folder}.")
 
 

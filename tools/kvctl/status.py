@@ -31,13 +31,17 @@ def status(
         printer.answer(answer)
     else:
         _head(printer, answer)
+        printer.line()
         _tiers(printer, answer)
+        printer.line()
         _moves(printer, answer)
+        printer.line()
         _recovery(printer, answer)
         for warning in answer.warnings:
             printer.line(Text.assemble(("! ", "bold yellow"), (warning, "yellow")))
         if counters:
             rows = [(name, text.count(answer.counters[name])) for name in sorted(answer.counters)]
+            printer.line()
             printer.table(columns("Counter|>Value"), rows)
     return Exit.NO if any(tier.state == "degraded" for tier in answer.tiers) else Exit.OK
 
@@ -74,10 +78,9 @@ def _tiers(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
                 text.count(tier.blocks),
                 text.size(tier.pinned_bytes) if tier.pinned_bytes else "-",
                 text.size(saved) if saved else "-",
-                tier.backing,
             )
         )
-    printer.table(columns("Tier|State|Used|>Of|>Blocks|>Pinned|>Saved|~Backing"), rows)
+    printer.table(columns("Tier|State|Used|>Of|>Blocks|>Pinned|>Saved"), rows)
     for tier in answer.tiers:
         if tier.last_error:
             printer.line(Text(f"{TIER_NAMES.get(tier.tier, '?')}: {tier.last_error}", style="red"))
@@ -94,7 +97,6 @@ def usage(tier: admin_pb2.TierStatus) -> Text:
 
 
 def _moves(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
-    moved = [tier for tier in answer.tiers if tier.promoted or tier.demoted or tier.evicted or tier.removed]
     rows = [
         (
             Text(TIER_NAMES.get(tier.tier, "?"), style="bold"),
@@ -102,10 +104,11 @@ def _moves(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
             text.count(tier.demoted),
             text.count(tier.evicted),
             text.count(tier.removed),
+            tier.backing,
         )
-        for tier in moved
+        for tier in answer.tiers
     ]
-    printer.table(columns("Since start|>Promoted|>Demoted|>Evicted|>Removed"), rows)
+    printer.table(columns("Tier|>Promoted|>Demoted|>Evicted|>Removed|~Backing"), rows)
 
 
 def _recovery(printer: Printer, answer: admin_pb2.StatusResponse) -> None:

@@ -47,6 +47,8 @@ def why(
         printer.answer(answer)
         return Exit.OK if complete else Exit.NO
     printer.table(columns(">Blocks|>Count|Tiers"), runs(answer.residency))
+    if answer.matched:
+        printer.line()
     if complete:
         printer.line(Text(f"All {text.plural(answer.blocks, 'block')} are here.", style="green"))
         return Exit.OK
