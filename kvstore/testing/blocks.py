@@ -1,0 +1,53 @@
+"""Stored blocks made from a seed, for tests and torture tools: the same seed gives the same bytes everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+
+from kvstore.core.namespace import BlockLayout, NamespaceSpec
+from kvstore.core.types import BlockKey, Codec
+from kvstore.tiers.base import BlockWrite
+from kvstore.tiers.header import BlockHeader, pack_header, slice_crcs
+
+SMALL_SPEC = NamespaceSpec(model="small", dtype="float16", layers=3, kv_heads=1, head_dim=8, block_tokens=8)
+"""Three slices of 512 bytes (raw) a block."""
+
+
+class BlockMaker:
+    """Makes blocks of one namespace. Seeds are any integers; equal seeds give equal keys and bytes."""
+
+    def __init__(self, spec: NamespaceSpec = SMALL_SPEC) -> None:
+        self.spec = spec
+        self.layout = BlockLayout.of(spec)
+        self.namespace_id = spec.namespace_id
+
+    def key(self, seed: int) -> BlockKey:
+        """Key of the block of a seed."""
+        return BlockKey(hashlib.sha256(self.namespace_id + struct.pack("<q", seed)).digest())
+
+    def block(self, seed: int, parent: BlockKey, codec: Codec = Codec.RAW) -> BlockWrite:
+        """A whole stored block, header included."""
+        slice_bytes, stride, stored_bytes = self.layout.of_codec(codec)
+        stored = memoryview(bytearray(stored_bytes))
+        generator = np.random.Generator(np.random.SFC64(seed))
+        header_bytes, layers = self.layout.header_bytes, self.layout.layers
+        slices = stored[header_bytes : header_bytes + layers * stride]
+        slices[:] = generator.bytes(len(slices))
+        key = self.key(seed)
+        header = BlockHeader(
+            codec, layers, slice_bytes, stride, header_bytes, self.spec.block_tokens, self.namespace_id, key, parent,
+            slice_crcs(slices, layers, slice_bytes, stride),
+        )  # fmt: skip
+        pack_header(header, stored)
+        return BlockWrite(key, parent, codec, stored)
+
+    def chain(self, seeds: list[int], parent: BlockKey, codec: Codec = Codec.RAW) -> list[BlockWrite]:
+        """Blocks of a consecutive chain."""
+        blocks: list[BlockWrite] = []
+        for seed in seeds:
+            blocks.append(self.block(seed, parent, codec))
+            parent = blocks[-1].key
+        return blocks

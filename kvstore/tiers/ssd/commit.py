@@ -1,0 +1,323 @@
+"""Group commit: one thread that syncs data, then writes and syncs one frame for everybody who waits.
+
+While it syncs, others queue: so 64 concurrent committers share two or three syncs. It also writes checkpoints,
+since only it knows where the journal stands. A failed sync fails what it would have covered, and is never tried
+again on the same file: after an error the kernel may report the next sync of lost pages as good.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvstore.core.errors import TierUnavailable
+from kvstore.tiers.ssd.checkpoint import checkpoint_name, pack_checkpoint, snapshot
+from kvstore.tiers.ssd.core import Core, Segment, log
+from kvstore.tiers.ssd.journal import SECTOR_BYTES, journal_name, pack_file_head, pack_frame
+from kvstore.tiers.ssd.port import write_full
+
+FRAME_RECORDS_MAX: Final = 4096
+_IDLE_S: Final = 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """Records that wait for a frame; ``apply`` is told what became of them, on the committer's thread."""
+
+    records: bytes
+    segments: tuple[Segment, ...]
+    apply: Callable[[bool], None]
+    done: bool = False
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class Journal:
+    """The journal being written. ``sealed_bytes`` are those of older ones that no checkpoint covers yet."""
+
+    generation: int
+    fd: int
+    size: int = SECTOR_BYTES
+    frames: int = 0
+    broken: bool = False
+    older: list[int] = field(default_factory=list)
+    older_bytes: int = 0
+
+
+class Committer:
+    """The thread, its queue, and the journal. The condition's lock guards the queue and every Pending's outcome."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._condition = threading.Condition()
+        self._queue: list[Pending] = []
+        self._wanted = False
+        self._closing = False
+        self.journal: Journal | None = None
+        self.last_error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="ssd-commit", daemon=True)
+
+    def start(self, journal: Journal) -> None:
+        """Begin, once recovery has made a journal."""
+        self.journal = journal
+        self._thread.start()
+
+    def submit(
+        self, records: bytes, segments: tuple[Segment, ...] = (), apply: Callable[[bool], None] = lambda _: None
+    ) -> Pending:
+        """Queue records for the next frame; ``segments`` hold the data that they name, and are synced before."""
+        pending = Pending(records, segments, apply)
+        with self._condition:
+            self._queue.append(pending)
+            if len(self._queue) == 1 or len(self._queue) >= FRAME_RECORDS_MAX:
+                self._condition.notify_all()
+        return pending
+
+    def wait(self, pending: Pending) -> None:
+        """Return when it is durable; raises TierUnavailable when that failed or took too long."""
+        core = self._core
+        end = core.clock.now() + core.config.io_deadline_s
+        with self._condition:
+            self._wanted = True
+            self._condition.notify_all()
+            while not pending.done:
+                left = end - core.clock.now()
+                if left <= 0:
+                    break
+                self._condition.wait(left)
+            done, error = pending.done, pending.error
+        if not done:
+            late = TimeoutError(f"no sync for {core.config.io_deadline_s} s")
+            core.health.write_failed("commit", late)
+            raise TierUnavailable(f"commit: {late}") from late
+        if error is not None:
+            raise TierUnavailable(f"commit: {error}") from error
+
+    def flush(self) -> None:
+        """Return when everything queued so far is durable."""
+        self.wait(self.submit(b""))
+
+    def close(self) -> None:
+        """Commit what is queued, write a checkpoint if the disk allows it, and end the thread."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2 * self._core.config.io_deadline_s)
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                self._await_work()
+                batch, self._queue = self._queue, []
+                self._wanted = False
+                closing = self._closing
+            if batch:
+                errors = self._commit(batch)
+                self._report_losses(batch, errors)
+                self._settle(batch, errors)
+            if closing and not self._queue:
+                self._final_checkpoint()
+                return
+
+    def _await_work(self) -> None:
+        interval = self._core.config.commit_interval_s
+        while not (self._closing or (self._wanted and self._queue) or len(self._queue) >= FRAME_RECORDS_MAX):
+            if self._queue and interval is not None:
+                if not self._condition.wait(interval):
+                    return
+            else:
+                self._condition.wait(_IDLE_S)
+
+    def _settle(self, batch: list[Pending], errors: list[BaseException | None]) -> None:
+        for pending, error in zip(batch, errors, strict=True):
+            pending.error = error
+            try:
+                pending.apply(error is None)
+            except Exception as bug:  # noqa: BLE001 - the thread must live on; the caller is told
+                log.exception("a commit could not be applied")
+                pending.error = bug
+        with self._condition:
+            for pending in batch:
+                pending.done = True
+            self._condition.notify_all()
+        journal = self.journal
+        if journal is not None and journal.size + journal.older_bytes > self._core.config.journal_limit:
+            self._try_checkpoint()
+
+    def _commit(self, batch: list[Pending]) -> list[BaseException | None]:
+        errors: list[BaseException | None] = [None] * len(batch)
+        try:
+            if self.journal is None or self.journal.broken:
+                self.write_checkpoint()
+        except OSError as error:
+            self._core.health.write_failed("checkpoint", error)
+            return [error] * len(batch)
+        failed: dict[Segment, OSError] = {}
+        for segment in dict.fromkeys(segment for pending in batch for segment in pending.segments):
+            try:
+                self._sync_segment(segment)
+            except OSError as error:
+                failed[segment] = error
+                self._core.health.write_failed(f"sync of {segment.name}", error)
+        for index, pending in enumerate(batch):
+            errors[index] = next((failed[segment] for segment in pending.segments if segment in failed), None)
+        records = [p.records for p, error in zip(batch, errors, strict=True) if error is None and p.records]
+        if records:
+            try:
+                self._append(records)
+            except OSError as error:
+                self._core.health.write_failed("journal", error)
+                return [error] * len(batch)
+        return errors
+
+    def _report_losses(self, batch: list[Pending], errors: list[BaseException | None]) -> None:
+        """A flush, which is an empty record, fails when anything failed since the last one."""
+        failed = next((error for error in errors if error is not None), self.last_error)
+        flushes = [index for index, pending in enumerate(batch) if not pending.records]
+        for index in flushes:
+            errors[index] = errors[index] or failed
+        self.last_error = None if flushes else failed
+
+    def _sync_segment(self, segment: Segment) -> None:
+        core = self._core
+        try:
+            core.port.fdatasync(segment.fd)
+            if not segment.name_synced:
+                core.port.sync_directory("")
+                segment.name_synced = True
+            stat = core.port.fstat(segment.fd)
+            if stat.links == 0:
+                raise OSError(f"{segment.name} was removed from outside")
+        except OSError:
+            with core.lock:
+                # Nothing more goes into a segment whose sync failed.
+                segment.open = False
+                if core.open_segment is segment:
+                    core.open_segment = None
+            raise
+        with core.lock:
+            if not segment.doomed:
+                core.ledger.set_segment(segment.number, stat.allocated)
+        core.counters["syncs"] += 1
+
+    def _append(self, records: list[bytes]) -> None:
+        journal = self.journal
+        if journal is None:
+            raise OSError("there is no journal")
+        core = self._core
+        frame = pack_frame(journal.generation, journal.frames, records)
+        try:
+            write_full(core.port, journal.fd, memoryview(frame), journal.size)
+            core.port.fdatasync(journal.fd)
+            stat = core.port.fstat(journal.fd)
+            if stat.links == 0:
+                raise OSError(f"{journal_name(journal.generation)} was removed from outside")
+        except OSError:
+            journal.broken = True
+            raise
+        journal.size += len(frame)
+        journal.frames += 1
+        with core.lock:
+            core.ledger.set_file(journal_name(journal.generation), stat.allocated)
+            core.counters["syncs"] += 1
+            core.counters["frames"] += 1
+
+    def _try_checkpoint(self) -> None:
+        try:
+            self.write_checkpoint()
+        except OSError as error:
+            self._core.health.write_failed("checkpoint", error)
+
+    def _final_checkpoint(self) -> None:
+        journal = self.journal
+        if journal is None:
+            return
+        if journal.broken or journal.frames or journal.older:
+            self._try_checkpoint()
+        if self.journal is not None:
+            self._core.port.close(self.journal.fd)
+            self.journal = None
+
+    def write_checkpoint(self) -> None:
+        """Start a new journal, write the committed rows beside it, and remove what both replace."""
+        core, old = self._core, self.journal
+        generation = 1 if old is None else old.generation + 1
+        fresh = create_journal(core, generation)
+        if old is not None:
+            fresh.older = [*old.older, old.generation]
+            fresh.older_bytes = old.older_bytes + old.size
+            core.port.close(old.fd)
+        self.journal = fresh
+        # Until the checkpoint is in place the new journal cannot follow a broken one: its frames would be lost
+        # with the hole before them. So it stays broken until then.
+        fresh.broken = old is None or old.broken
+        with core.lock:
+            namespaces = tuple(space.namespace_id for space in core.spaces)
+            found = snapshot(core.table, namespaces, (generation, core.next_extent, core.next_segment))
+        write_file(core, checkpoint_name(generation), pack_checkpoint(found))
+        fresh.broken = False
+        self._remove_older(fresh)
+
+    def _remove_older(self, journal: Journal) -> None:
+        core = self._core
+        with core.lock:
+            names = [name for name in core.ledger.names() if is_older(name, journal.generation)]
+        for name in names:
+            remove_file(core, name)
+        journal.older, journal.older_bytes = [], 0
+
+
+def is_older(name: str, generation: int) -> bool:
+    """Whether a name is a journal or checkpoint before this generation."""
+    kind, _, number = name.partition("-")
+    return kind in ("journal", "checkpoint") and number.isdigit() and int(number) < generation
+
+
+def create_journal(core: Core, generation: int) -> Journal:
+    """Make a journal file and its name durable."""
+    name = journal_name(generation)
+    # A name left by an attempt that failed half-way holds no frame.
+    remove_file(core, name)
+    fd = core.port.open(name, create=True)
+    write_full(core.port, fd, memoryview(pack_file_head(generation)), 0)
+    core.port.fdatasync(fd)
+    core.port.sync_directory("")
+    with core.lock:
+        core.ledger.set_file(name, core.port.fstat(fd).allocated)
+    return Journal(generation, fd)
+
+
+def write_file(core: Core, name: str, parts: list[bytes]) -> None:
+    """Write a whole file in one step: a temporary one, sync, rename, sync of the directory."""
+    temporary = f"{name}.tmp"
+    remove_file(core, temporary)
+    fd = core.port.open(temporary, create=True)
+    try:
+        at = 0
+        for part in parts:
+            write_full(core.port, fd, memoryview(part), at)
+            at += len(part)
+        core.port.fdatasync(fd)
+        allocated = core.port.fstat(fd).allocated
+        with core.lock:
+            core.ledger.set_file(temporary, allocated)
+    finally:
+        core.port.close(fd)
+    core.port.rename(temporary, name)
+    with core.lock:
+        core.ledger.remove_file(temporary)
+        core.ledger.set_file(name, allocated)
+    core.port.sync_directory("")
+
+
+def remove_file(core: Core, name: str) -> None:
+    """Remove a file that may be gone already."""
+    try:
+        core.port.unlink(name)
+    except FileNotFoundError:
+        log.debug("%s was gone already", name)
+    with core.lock:
+        core.ledger.remove_file(name)

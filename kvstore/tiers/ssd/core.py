@@ -1,0 +1,214 @@
+"""What the verbs of the SSD tier share: the tables, the segments, the ledger, the pools, and the one lock.
+
+``Core.lock`` guards the block table, the catalog, the segments' numbers, the ledger, the header cache and the
+counters. It is never held over I/O, a copy or a wait. Order of locks: growth, then core, then committer or pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.core.clock import Clock
+from kvstore.core.errors import TierUnavailable
+from kvstore.core.types import KEY_BYTES, BlockKey, NamespaceId
+from kvstore.kernels.layout import align_up
+from kvstore.tiers.ssd.catalog import Space
+from kvstore.tiers.ssd.checkpoint import checkpoint_bytes
+from kvstore.tiers.ssd.config import PAGE_BYTES, SsdConfig
+from kvstore.tiers.ssd.format import ExtentShape, segment_name
+from kvstore.tiers.ssd.health import Health
+from kvstore.tiers.ssd.iopool import Gate, IoPool
+from kvstore.tiers.ssd.ledger import Ledger
+from kvstore.tiers.ssd.port import DiskPort
+from kvstore.tiers.ssd.table import BlockTable, Extent
+
+log: Final = logging.getLogger("kvstore.ssd")
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One open segment file. ``used_bytes`` is where the next extent goes."""
+
+    number: int
+    fd: int
+    file_bytes: int
+    used_bytes: int
+    live_bytes: int = 0
+    blocks: int = 0
+    open: bool = False
+    name_synced: bool = True
+    users: int = 0
+    """I/Os under way; the descriptor stays open while there are any."""
+    doomed: bool = False
+
+    @property
+    def name(self) -> str:
+        """File name."""
+        return segment_name(self.number)
+
+
+@dataclass(slots=True)
+class Call:
+    """One system call of bookkeeping, done on a pool thread so that its caller can give up on it."""
+
+    work: Callable[[], object]
+    nbytes: int = 0
+    result: object = None
+
+    def run(self, buffer: memoryview, gate: Gate) -> None:
+        """Do it; ``buffer`` and ``gate`` are not used, since nothing of the caller's is touched."""
+        del buffer, gate
+        self.result = self.work()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTables:
+    """The tables of an extent's head: 32 bytes of key a block, checksums uint32 [blocks, layers]."""
+
+    keys: bytes
+    crcs: NDArray[np.uint32]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of both."""
+        return len(self.keys) + self.crcs.nbytes
+
+    def key(self, position: int) -> BlockKey:
+        """Key of one block."""
+        return BlockKey(self.keys[position * KEY_BYTES : (position + 1) * KEY_BYTES])
+
+
+class HeaderCache:
+    """Tables of extents used lately, by extent number; bounded in bytes."""
+
+    def __init__(self, nbytes_max: int) -> None:
+        self._max = nbytes_max
+        self._bytes = 0
+        self._entries: OrderedDict[int, HeadTables] = OrderedDict()
+
+    def get(self, number: int) -> HeadTables | None:
+        """Tables of an extent, if known."""
+        found = self._entries.get(number)
+        if found is not None:
+            self._entries.move_to_end(number)
+        return found
+
+    def put(self, number: int, tables: HeadTables) -> None:
+        """Keep an extent's tables, dropping the oldest over the bound."""
+        self.drop(number)
+        self._entries[number] = tables
+        self._bytes += tables.nbytes
+        while self._bytes > self._max and self._entries:
+            _, old = self._entries.popitem(last=False)
+            self._bytes -= old.nbytes
+
+    def drop(self, number: int) -> None:
+        """Forget an extent."""
+        old = self._entries.pop(number, None)
+        if old is not None:
+            self._bytes -= old.nbytes
+
+
+@dataclass(eq=False)
+class Core:
+    """Shared state; see the module's head for what the lock guards."""
+
+    port: DiskPort
+    config: SsdConfig
+    clock: Clock
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    growth: threading.Lock = field(default_factory=threading.Lock)
+    table: BlockTable = field(default_factory=BlockTable)
+    spaces: list[Space] = field(default_factory=list)
+    space_index: dict[NamespaceId, int] = field(default_factory=dict)
+    segments: dict[int, Segment] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    counters: Counter[str] = field(default_factory=Counter)
+    next_extent: int = 1
+    next_segment: int = 1
+    open_segment: Segment | None = None
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.headers = HeaderCache(config.header_cache_bytes)
+        self.health = Health(config, self.clock)
+        self.reads = IoPool("ssd-read", config.read_threads, config.read_bytes_in_flight, self.clock)
+        self.writes = IoPool("ssd-write", config.write_threads, config.write_bytes_in_flight, self.clock)
+        self.calls = IoPool("ssd-call", 2, 4 * PAGE_BYTES, self.clock)
+
+    def call(self, what: str, work: Callable[[], T]) -> T:
+        """Do bookkeeping I/O with a deadline; raises TierUnavailable, and tells the health, when it fails."""
+        task = Call(work)
+        (error,) = self.calls.run([task], self.config.io_deadline_s)
+        if error is None:
+            return task.result  # type: ignore[return-value]
+        if isinstance(error, OSError):
+            self.health.write_failed(what, error)
+            raise TierUnavailable(f"{what}: {error}") from error
+        raise error
+
+    def shape(self, extent: Extent) -> ExtentShape:
+        """The lengths of an extent in the table."""
+        return ExtentShape.of(self.spaces[extent.space].layout, extent.codec, extent.blocks)
+
+    def block_share(self, extent: Extent) -> int:
+        """Bytes of an extent that one of its blocks stands for."""
+        return self.shape(extent).total_bytes // extent.blocks
+
+    def account_block(self, extent: Extent, sign: int) -> None:
+        """A block of an extent became live (+1) or dead (-1)."""
+        segment = self.segments.get(extent.segment)
+        if segment is not None:
+            segment.live_bytes += sign * self.block_share(extent)
+            segment.blocks += sign
+
+    def drop_row(self, handle: int) -> tuple[int, int]:
+        """Forget a live block and its extent if that was the last; returns extent number and position."""
+        table = self.table
+        position = table.block_position[handle]
+        extent_row = table.drop_block(handle)
+        extent = table.extent(extent_row)
+        self.account_block(extent, -1)
+        self.free_if_empty(extent_row)
+        return extent.number, position
+
+    def free_if_empty(self, extent_row: int) -> None:
+        """Forget an extent in which nothing lives any more."""
+        if self.table.extent_live[extent_row] == 0:
+            self.headers.drop(self.table.extent_number[extent_row])
+            self.table.free_extent(extent_row)
+
+    def metadata_need(self, blocks: int = 0, extents: int = 0) -> int:
+        """Bytes kept free for metadata: two checkpoints of the rows so far and more, two journals, quarantine."""
+        table = self.table
+        rows = checkpoint_bytes(table.extents + extents, table.blocks + blocks, len(self.spaces))
+        limits = 2 * self.config.journal_limit + self.config.quarantine_limit
+        return 2 * align_up(rows, PAGE_BYTES) + limits + 16 * PAGE_BYTES
+
+    def room_bytes(self, blocks: int = 0, extents: int = 0) -> int:
+        """Bytes that segments may still grow by within the cap."""
+        metadata = max(self.metadata_need(blocks, extents), self.ledger.metadata_bytes)
+        return self.config.capacity_bytes - metadata - self.ledger.segments_bytes
+
+    def use(self, segment: Segment) -> None:
+        """An I/O on a segment begins."""
+        segment.users += 1
+
+    def leave(self, segment: Segment) -> None:
+        """An I/O on a segment ended; closes a doomed one after its last."""
+        with self.lock:
+            segment.users -= 1
+            close = segment.doomed and segment.users == 0
+        if close:
+            self.port.close(segment.fd)

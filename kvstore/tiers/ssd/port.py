@@ -1,0 +1,208 @@
+"""The disk port: every operation that the SSD tier does on files, and the real one on Linux.
+
+Names are relative to the port's directory ("journal-1", "quarantine/x"). All methods raise OSError as the
+system call does. ``kvstore.testing`` has a port in memory with seeded faults and power cuts.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvstore.core.errors import TierUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """``size`` as read, ``allocated`` as ``du`` counts it, ``links`` 0 once the name was removed."""
+
+    size: int
+    allocated: int
+    links: int
+
+
+class DiskPort(Protocol):
+    """One directory on one filesystem."""
+
+    directory: str
+
+    def lock(self, name: str) -> int:
+        """Hold the file ``name`` alone until its descriptor closes; raises TierUnavailable with the holder's pid."""
+
+    def mkdir(self, name: str) -> None:
+        """Make a directory; "" is the port's own. It may exist."""
+
+    def listdir(self, name: str) -> list[str]:
+        """Names in a directory, sorted."""
+
+    def open(self, name: str, *, create: bool = False, direct: bool = False) -> int:
+        """Open to read and write; ``create`` demands that the name is new. ``direct`` bypasses the page cache."""
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+
+    def pread(self, fd: int, into: memoryview, offset: int) -> int:
+        """Read at an offset; returns the bytes read, fewer at the end of the file."""
+
+    def pwrite(self, fd: int, parts: Sequence[memoryview], offset: int) -> int:
+        """Write parts one after another at an offset; returns the bytes written."""
+
+    def fdatasync(self, fd: int) -> None:
+        """Return when the file's data, and what is needed to read it back, is on stable storage."""
+
+    def sync_directory(self, name: str) -> None:
+        """Return when names made, renamed and removed in a directory are on stable storage."""
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut or extend a file."""
+
+    def fallocate(self, fd: int, size: int) -> None:
+        """Reserve space for bytes 0..size and make the file that long."""
+
+    def stat(self, name: str) -> FileStat:
+        """Sizes of a name, directories included."""
+
+    def fstat(self, fd: int) -> FileStat:
+        """Sizes of an open file."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Replace ``new`` by ``old`` in one step."""
+
+    def unlink(self, name: str) -> None:
+        """Remove a name."""
+
+    def free_bytes(self) -> int:
+        """Bytes of the filesystem that this process may still use."""
+
+
+class LinuxDisk:
+    """The real port. Where the filesystem refuses O_DIRECT, files go through the page cache; ``direct`` says so."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.abspath(directory)
+        self.direct = True
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name) if name else self.directory
+
+    def lock(self, name: str) -> int:
+        """Take an flock on ``name`` and write this process's pid into it."""
+        fd = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise TierUnavailable(
+                f"{self.directory} is held by pid {pid}; stop that daemon or give this one another directory",
+                field="directory",
+                value=self.directory,
+                expected="a directory that no other daemon holds",
+            ) from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return fd
+
+    def mkdir(self, name: str) -> None:
+        """Make a directory that only this user may enter."""
+        os.makedirs(self._path(name), mode=0o700, exist_ok=True)
+
+    def listdir(self, name: str) -> list[str]:
+        """Names in a directory, sorted."""
+        return sorted(os.listdir(self._path(name)))
+
+    def open(self, name: str, *, create: bool = False, direct: bool = False) -> int:
+        """Open with O_DIRECT where asked and possible."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        if direct and self.direct:
+            try:
+                return os.open(self._path(name), flags | os.O_DIRECT, 0o600)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # The open with O_DIRECT may have made the name before it was refused.
+                flags &= ~os.O_EXCL
+                self.direct = False
+        return os.open(self._path(name), flags, 0o600)
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        os.close(fd)
+
+    def pread(self, fd: int, into: memoryview, offset: int) -> int:
+        """One preadv."""
+        return os.preadv(fd, [into], offset)
+
+    def pwrite(self, fd: int, parts: Sequence[memoryview], offset: int) -> int:
+        """One pwritev."""
+        return os.pwritev(fd, parts, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        """One fdatasync."""
+        os.fdatasync(fd)
+
+    def sync_directory(self, name: str) -> None:
+        """Sync a directory through a descriptor of its own."""
+        fd = os.open(self._path(name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        """One ftruncate."""
+        os.ftruncate(fd, size)
+
+    def fallocate(self, fd: int, size: int) -> None:
+        """Reserve space; a filesystem without fallocate writes zeros instead."""
+        os.posix_fallocate(fd, 0, size)
+
+    def stat(self, name: str) -> FileStat:
+        """One lstat."""
+        found = os.lstat(self._path(name))
+        return FileStat(found.st_size, found.st_blocks * 512, found.st_nlink)
+
+    def fstat(self, fd: int) -> FileStat:
+        """One fstat."""
+        found = os.fstat(fd)
+        return FileStat(found.st_size, found.st_blocks * 512, found.st_nlink)
+
+    def rename(self, old: str, new: str) -> None:
+        """One rename."""
+        os.rename(self._path(old), self._path(new))
+
+    def unlink(self, name: str) -> None:
+        """One unlink."""
+        os.unlink(self._path(name))
+
+    def free_bytes(self) -> int:
+        """Free bytes for this user."""
+        found = os.statvfs(self.directory)
+        return found.f_bavail * found.f_frsize
+
+
+def read_full(port: DiskPort, fd: int, into: memoryview, offset: int) -> int:
+    """Read until ``into`` is full or the file ends; returns the bytes read."""
+    done = 0
+    while done < len(into):
+        step = port.pread(fd, into[done:], offset + done)
+        if step <= 0:
+            break
+        done += step
+    return done
+
+
+def write_full(port: DiskPort, fd: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data``; raises OSError (ENOSPC) if the port stops taking bytes."""
+    done = 0
+    while done < len(data):
+        step = port.pwrite(fd, [data[done:]], offset + done)
+        if step <= 0:
+            raise OSError(errno.ENOSPC, f"a write of {len(data) - done} bytes at {offset + done} took none")
+        done += step

@@ -1,0 +1,273 @@
+"""Giving space back: dead segments are unlinked, and segments with little live data are rewritten first.
+
+A segment is unlinked only when the frames that dropped or moved its blocks are synced. Rewriting reads live blocks
+(checked), writes them as new extents, and commits one frame that names the new places and drops the old ones; a
+block's handle stays. What it costs is counted in ``rewritten_bytes``.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from kvstore.core.errors import TierFull, TierUnavailable
+from kvstore.core.types import BlockKey
+from kvstore.tiers.base import BlockRead, CompactReport, DiskHandle, ReadStatus
+from kvstore.tiers.header import unpack_header
+from kvstore.tiers.ssd.commit import Committer
+from kvstore.tiers.ssd.core import Core, Segment, log
+from kvstore.tiers.ssd.journal import pack_drops, pack_extent
+from kvstore.tiers.ssd.reader import CheckedReader
+from kvstore.tiers.ssd.table import Extent
+from kvstore.tiers.ssd.writer import Run, Writer, add_run, seal_segment
+
+BATCH_BYTES: Final = 32 << 20
+"""Bytes moved at a time: memory that rewriting takes, and how long a read may find the disk busy with it."""
+
+DEAD_SHARE_MIN: Final = 0.1
+"""On demand, a segment with less dead than this is not rewritten: it would cost ten bytes written for one gained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """One block on its way: handle, and where it lay."""
+
+    handle: DiskHandle
+    key: BlockKey
+    number: int
+    position: int
+
+
+class Reclaimer:
+    """One reclaim at a time; the lock is held over its I/O, and nothing else takes it."""
+
+    def __init__(self, core: Core, committer: Committer, writer: Writer, reader: CheckedReader) -> None:
+        self._core = core
+        self._committer = committer
+        self._writer = writer
+        self._reader = reader
+        self._lock = threading.Lock()
+
+    def reclaim(self, nbytes: int) -> int:
+        """See ``DiskTier.reclaim``; 0 with less than a tenth of every segment dead: the caller drops more then."""
+        with self._lock:
+            freed = 0
+            while True:
+                freed += self._free_dead()
+                if self.fits(nbytes):
+                    return freed
+                victim = self._victim(DEAD_SHARE_MIN)
+                if victim is None or not self._rewrite(victim):
+                    return freed
+
+    def compact(self, fragmentation: float) -> CompactReport:
+        """See ``DiskTier.compact``."""
+        with self._lock:
+            before = self._core.counters["rewritten_bytes"]
+            freed, segments = self._free_dead(), 0
+            while True:
+                victim = self._victim(fragmentation, seal=False)
+                if victim is None or not self._rewrite(victim):
+                    break
+                segments += 1
+                freed += self._free_dead()
+            return CompactReport(segments, self._core.counters["rewritten_bytes"] - before, freed)
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether a write of that many bytes would find room now."""
+        core = self._core
+        with core.lock:
+            segment = core.open_segment
+            if segment is not None and segment.open and segment.file_bytes - segment.used_bytes >= nbytes:
+                return True
+            size = max(core.config.segment_size, nbytes)
+            if core.room_bytes() - core.config.segment_size < size:
+                return False
+        return core.call("statvfs", core.port.free_bytes) - size >= core.config.free_floor_bytes
+
+    def fragmentation(self) -> float:
+        """Dead share of all sealed segments."""
+        with self._core.lock:
+            sealed = [segment for segment in self._core.segments.values() if not segment.open]
+            size = sum(segment.file_bytes for segment in sealed)
+            return 1 - sum(segment.live_bytes for segment in sealed) / size if size else 0.0
+
+    def _free_dead(self) -> int:
+        """Unlink segments in which nothing lives; returns the bytes that came back."""
+        core = self._core
+        with core.lock:
+            dead = [one for one in core.segments.values() if not one.open and one.blocks == 0 and one.users == 0]
+        if not dead:
+            return 0
+        self._committer.flush()
+        return sum(self.remove_segment(segment) for segment in dead)
+
+    def remove_segment(self, segment: Segment) -> int:
+        """Unlink a segment that holds nothing; returns the bytes that came back."""
+        core = self._core
+        with core.lock:
+            if core.segments.pop(segment.number, None) is None:
+                return 0
+            segment.doomed = True
+            close = segment.users == 0
+        try:
+            core.call("unlink", lambda: _unlink(core, segment.name))
+        finally:
+            with core.lock:
+                freed = core.ledger.segment_bytes.get(segment.number, 0)
+                core.ledger.remove_segment(segment.number)
+                core.counters["segments_freed"] += 1
+            if close:
+                core.port.close(segment.fd)
+        return freed
+
+    def _victim(self, dead_share: float, *, seal: bool = True) -> Segment | None:
+        """The segment with the least live share, if more than ``dead_share`` of it is dead."""
+        core = self._core
+        with core.lock:
+            sealed = [one for one in core.segments.values() if not one.open and one.users == 0 and one.file_bytes]
+            best = min(sealed, key=lambda one: one.live_bytes / one.file_bytes, default=None)
+            if best is not None and 1 - best.live_bytes / best.file_bytes > dead_share:
+                return best
+            last = core.open_segment
+            if not seal or last is None or last.users or 1 - last.live_bytes / last.used_bytes <= dead_share:
+                return None
+        with core.growth:
+            core.call("seal", lambda: seal_segment(core, last))
+        return last
+
+    def _rewrite(self, segment: Segment) -> bool:
+        """Move everything that lives in a segment elsewhere; False if that was not possible."""
+        core = self._core
+        while True:
+            with core.lock:
+                batch = self._next_batch(segment)
+            if not batch:
+                return segment.blocks == 0
+            try:
+                if not self._move(batch):
+                    return False
+            except (TierFull, TierUnavailable) as error:
+                log.warning("%s is not rewritten: %s", segment.name, error)
+                return False
+
+    def _next_batch(self, segment: Segment) -> list[Moving]:
+        """The first live blocks of a segment, in order, up to the batch's bytes."""
+        core, table = self._core, self._core.table
+        rows = [row for row in table.extents_of_segment(segment.number) if table.extent_live[row]]
+        batch: list[Moving] = []
+        size = 0
+        blocks = table.blocks_of_extents(rows)
+        for row in rows:
+            extent = table.extent(row)
+            for position, handle in blocks[row]:
+                batch.append(Moving(DiskHandle(handle), table.key(handle), extent.number, position))
+                size += core.block_share(extent)
+            if size >= BATCH_BYTES:
+                break
+        return batch
+
+    def _move(self, batch: list[Moving]) -> bool:
+        core = self._core
+        stored: list[memoryview] = []
+        with core.lock:
+            for moving in batch:
+                if core.table.alive(moving.handle) and core.table.key(moving.handle) == moving.key:
+                    extent = core.table.extent(core.table.block_extent[moving.handle])
+                    nbytes = core.spaces[extent.space].layout.of_codec(extent.codec)[2]
+                    stored.append(memoryview(bytearray(nbytes)))
+                else:
+                    stored.append(memoryview(b""))
+        found = [(moving, data) for moving, data in zip(batch, stored, strict=True) if len(data)]
+        status = self._reader([BlockRead(moving.handle, moving.key, data) for moving, data in found])
+        if ReadStatus.UNAVAILABLE in status:
+            return False
+        good = [pair for pair, outcome in zip(found, status, strict=True) if outcome is ReadStatus.OK]
+        runs, moves = self._plan(good)
+        if runs:
+            self._writer.place(runs, spare_bytes=0)
+            self._writer.write_runs(runs)
+            self._commit(runs, moves)
+        return True
+
+    def _plan(self, good: list[tuple[Moving, memoryview]]) -> tuple[list[Run], list[list[Moving]]]:
+        """Blocks that follow one another in chain and codec become one run again."""
+        core = self._core
+        runs: list[Run] = []
+        moves: list[list[Moving]] = []
+        with core.lock:
+            numbers = {one.number for one, _ in good}
+            rows = {
+                core.table.extent_number[row]: core.table.extent(row)
+                for row in {core.table.block_extent[one.handle] for one, _ in good if core.table.alive(one.handle)}
+            }
+        for moving, data in good:
+            extent = rows.get(moving.number)
+            if extent is None or moving.number not in numbers:
+                continue
+            self._add_to_run(runs, moves, (moving, data), extent)
+        return runs, moves
+
+    def _add_to_run(
+        self, runs: list[Run], moves: list[list[Moving]], pair: tuple[Moving, memoryview], extent: Extent
+    ) -> None:
+        moving, data = pair
+        header = unpack_header(data)
+        run = runs[-1] if runs else None
+        follows = run is not None and run.keys[-1] == header.parent and moves[-1][-1].number == moving.number
+        if run is None or not follows:
+            run = Run(self._core.spaces[extent.space], extent.codec, header.parent, age=extent.age)
+            runs.append(run)
+            moves.append([])
+        run.keys.append(moving.key)
+        run.stored.append(data)
+        run.crcs.append(header.slice_crcs)
+        moves[-1].append(moving)
+
+    def _commit(self, runs: list[Run], moves: list[list[Moving]]) -> None:
+        core = self._core
+        with core.lock:
+            rows = [add_run(core, run) for run in runs]
+        records = b"".join(pack_extent(run.record()) for run in runs)
+        records += pack_drops([(one.number, one.position) for some in moves for one in some])
+        segments = tuple(dict.fromkeys(run.segment for run in runs if run.segment is not None))
+        pending = self._committer.submit(records, segments, lambda good: self._applied(runs, rows, moves, good))
+        self._writer.release(runs)
+        self._committer.wait(pending)
+
+    def _applied(self, runs: list[Run], rows: list[int], moves: list[list[Moving]], good: bool) -> None:
+        """The frame is synced: blocks that still live now lie at the new place; others die there too."""
+        core, table = self._core, self._core.table
+        dead: list[tuple[int, int]] = []
+        with core.lock:
+            for run, row, some in zip(runs, rows, moves, strict=True):
+                table.extent_committed[row] = int(good)
+                for position, moving in enumerate(some if good else []):
+                    if not self._still_there(moving):
+                        dead.append((run.number, position))
+                        continue
+                    old = table.block_extent[moving.handle]
+                    core.account_block(table.extent(old), -1)
+                    table.move_block(moving.handle, row, position)
+                    core.account_block(table.extent(row), +1)
+                    core.free_if_empty(old)
+                core.free_if_empty(row)
+            if good:
+                core.counters["rewritten_bytes"] += sum(run.shape.total_bytes for run in runs)
+            if dead:
+                self._committer.submit(pack_drops(dead))
+
+    def _still_there(self, moving: Moving) -> bool:
+        table = self._core.table
+        if not table.alive(moving.handle) or table.key(moving.handle) != moving.key:
+            return False
+        row = table.block_extent[moving.handle]
+        return table.extent_number[row] == moving.number and table.block_position[moving.handle] == moving.position
+
+
+def _unlink(core: Core, name: str) -> None:
+    try:
+        core.port.unlink(name)
+    except FileNotFoundError:
+        log.warning("%s was removed from outside", name)

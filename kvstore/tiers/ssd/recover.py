@@ -1,0 +1,187 @@
+"""Recovery: catalog, checkpoint, journals, then what the segments really hold. One thread; nothing else runs.
+
+In normal mode damage is set aside and counted; in strict mode damage that a crash does not explain (anything but
+the torn end of the last journal and bytes that no record names) is refused with TierUnavailable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.core.errors import CorruptBlock
+from kvstore.tiers.ssd.catalog import CATALOG_NAME, unpack_catalog
+from kvstore.tiers.ssd.checkpoint import unpack_checkpoint
+from kvstore.tiers.ssd.commit import Journal, create_journal, remove_file
+from kvstore.tiers.ssd.core import Core, log
+from kvstore.tiers.ssd.findings import Findings
+from kvstore.tiers.ssd.journal import SECTOR_BYTES, Record, check_file_head, read_frame
+from kvstore.tiers.ssd.port import read_full
+from kvstore.tiers.ssd.quarantine import Quarantine
+from kvstore.tiers.ssd.replay import Replay
+from kvstore.tiers.ssd.survey import Survey
+
+
+class Recovery:
+    """The steps, in the order of ``run``."""
+
+    def __init__(self, core: Core, quarantine: Quarantine) -> None:
+        self._core = core
+        self._quarantine = quarantine
+        self.findings = Findings(core.config.recovery == "strict")
+        self._replay = Replay(core, self.findings)
+
+    def run(self) -> Journal:
+        """Fill the tables, and return a new journal to go on with."""
+        names = self._list_files()
+        self._load_catalog(names)
+        generation = self._load_checkpoint(names)
+        last = self._replay_journals(names, generation)
+        self._replay.finish()
+        Survey(self._core, self.findings, self._quarantine).run(names)
+        journal = create_journal(self._core, last + 1)
+        journal.older = [number for number in _numbers(names, "journal") if number >= generation]
+        journal.older_bytes = sum(self._size(f"journal-{number:08d}") for number in journal.older)
+        return journal
+
+    def _list_files(self) -> list[str]:
+        core = self._core
+        names = [name for name in core.port.listdir("") if name not in ("quarantine", "LOCK")]
+        for name in names:
+            if name.endswith(".tmp"):
+                remove_file(core, name)
+        core.ledger.set_file("", core.port.stat("").allocated)
+        core.ledger.set_file("LOCK", core.port.stat("LOCK").allocated)
+        kept = [name for name in names if not name.endswith(".tmp")]
+        for name in kept:
+            if not name.startswith("segment-"):
+                core.ledger.set_file(name, core.port.stat(name).allocated)
+        return kept
+
+    def _load_catalog(self, names: list[str]) -> None:
+        core = self._core
+        if CATALOG_NAME not in names:
+            return
+        try:
+            core.spaces = unpack_catalog(self.read_file(CATALOG_NAME))
+        except CorruptBlock as error:
+            self.findings.damaged(error.message)
+            self._quarantine.take_file(CATALOG_NAME, error.message)
+        core.space_index = {space.namespace_id: space.index for space in core.spaces}
+
+    def _load_checkpoint(self, names: list[str]) -> int:
+        for number in reversed(_numbers(names, "checkpoint")):
+            name = f"checkpoint-{number:08d}"
+            try:
+                found = unpack_checkpoint(memoryview(self.read_file(name)), number)
+            except CorruptBlock as error:
+                self.findings.damaged(error.message)
+                self._quarantine.take_file(name, error.message)
+                self.findings.salvage = True
+                continue
+            self._replay.load(found)
+            return number
+        return 0
+
+    def _replay_journals(self, names: list[str], generation: int) -> int:
+        numbers = _numbers(names, "journal")
+        for number in numbers:
+            if number < generation:
+                remove_file(self._core, f"journal-{number:08d}")
+        current = [number for number in numbers if number >= generation]
+        for number in current:
+            self._replay_one(number, last=number == current[-1])
+        return max([generation, *current])
+
+    def _replay_one(self, generation: int, *, last: bool) -> None:
+        name = f"journal-{generation:08d}"
+        data = memoryview(self.read_file(name))
+        try:
+            check_file_head(data, generation)
+        except CorruptBlock as error:
+            # A crash may tear the head of a journal that holds no frame yet.
+            if len(data) > SECTOR_BYTES:
+                self.findings.damaged(error.message)
+            self.findings.cut_bytes += len(data)
+            self._quarantine.take_file(name, error.message)
+            return
+        end, expected = scan_frames(data, generation, self._replay.apply)
+        if end == len(data):
+            return
+        self.findings.cut_bytes += len(data) - end
+        tail = bytes(data[end:])
+        later = count_later_frames(data, end, generation, expected)
+        if later:
+            self.findings.damaged(f"{name} is damaged at {end}, with {later} good frames behind")
+        elif not last and any(tail):
+            log.warning("%s ends in %d bytes that are no frame; the next journal replaced it", name, len(tail))
+        self._quarantine.keep(f"cut-{name}", tail, "the torn end of a journal")
+        if later:
+            self._replay_rest(data, end, generation)
+        fd = self._core.port.open(name)
+        try:
+            if not later:
+                self._core.port.truncate(fd, end)
+                self._core.port.fdatasync(fd)
+            self._core.ledger.set_file(name, self._core.port.fstat(fd).allocated)
+        finally:
+            self._core.port.close(fd)
+
+    def _replay_rest(self, data: memoryview, begin: int, generation: int) -> None:
+        """Frames behind a damaged one still count; what the damaged one said is lost."""
+        at = begin + SECTOR_BYTES
+        while at < len(data):
+            frame = read_frame(data, at, generation)
+            if frame is None:
+                at += SECTOR_BYTES
+                continue
+            for record in frame.records:
+                self._replay.apply(record)
+            at = frame.end
+
+    def read_file(self, name: str) -> bytes:
+        """A whole file of metadata."""
+        port = self._core.port
+        fd = port.open(name)
+        try:
+            data = bytearray(port.fstat(fd).size)
+            got = read_full(port, fd, memoryview(data), 0)
+            return bytes(data[:got])
+        finally:
+            port.close(fd)
+
+    def _size(self, name: str) -> int:
+        return self._core.port.stat(name).size if name in self._core.ledger.names() else 0
+
+
+def scan_frames(data: memoryview, generation: int, apply: Callable[[Record], None]) -> tuple[int, int]:
+    """Apply the valid frames from the head on; returns where they end and the next frame number."""
+    at, expected = SECTOR_BYTES, 0
+    while True:
+        frame = read_frame(data, at, generation)
+        if frame is None or frame.number != expected:
+            return min(at, len(data)), expected
+        for record in frame.records:
+            apply(record)
+        at, expected = frame.end, expected + 1
+
+
+def count_later_frames(data: memoryview, begin: int, generation: int, expected: int) -> int:
+    """Valid frames behind a bad one: a crash leaves none, since each frame is synced before the next."""
+    count, at = 0, begin + SECTOR_BYTES
+    while at < len(data):
+        frame = read_frame(data, at, generation)
+        if frame is not None and frame.number > expected:
+            count += 1
+            at = frame.end
+        else:
+            at += SECTOR_BYTES
+    return count
+
+
+def _numbers(names: list[str], kind: str) -> list[int]:
+    found = []
+    for name in names:
+        head, _, number = name.partition("-")
+        if head == kind and number.isdigit():
+            found.append(int(number))
+    return sorted(found)

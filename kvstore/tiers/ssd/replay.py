@@ -1,0 +1,129 @@
+"""Fills the tables from a checkpoint and the records that follow it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.core.types import KEY_BYTES, BlockKey
+from kvstore.tiers.ssd.checkpoint import Checkpoint
+from kvstore.tiers.ssd.core import Core
+from kvstore.tiers.ssd.findings import Findings
+from kvstore.tiers.ssd.journal import DropRecord, ExtentRecord, Record
+from kvstore.tiers.ssd.table import Extent
+
+
+class Replay:
+    """Knows extents by number while recovery lasts; the tables themselves do not need to."""
+
+    def __init__(self, core: Core, findings: Findings) -> None:
+        self._core = core
+        self._findings = findings
+        self._rows: dict[int, int] = {}
+        self._handles: dict[int, list[int]] = {}
+        self._numbers: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+        self._order: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
+        self._checkpoint: Checkpoint | None = None
+        self._by_extent: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
+        self._known: set[int] = set()
+
+    def load(self, found: Checkpoint) -> None:
+        """Take the checkpoint's rows over."""
+        core = self._core
+        space_of = np.array([core.space_index.get(one, 0xFFFF) for one in found.namespaces] + [0xFFFF], dtype=np.uint16)
+        spaces = found.extents["space"].astype(np.uint16)
+        columns = dict(found.extents)
+        columns["space"] = space_of[np.minimum(spaces, len(space_of) - 1)]
+        core.table.load_extents(columns, found.parents.tobytes())
+        core.table.load_blocks(found.block_extent, found.block_position, found.block_keys.tobytes())
+        core.next_extent, core.next_segment = found.next_extent, found.next_segment
+        self._checkpoint = found
+        self._numbers = found.extents["number"].astype(np.uint64)
+        self._order = np.argsort(self._numbers)
+
+    def apply(self, record: Record) -> None:
+        """Take one record over."""
+        if isinstance(record, ExtentRecord):
+            self._add(record)
+        elif isinstance(record, DropRecord):
+            for number, position in record.dead:
+                self._drop(number, position)
+
+    def finish(self) -> None:
+        """Drop what no namespace explains."""
+        core = self._core
+        spaces = np.frombuffer(core.table.extent_space, dtype=np.uint16) if core.table.extent_space else np.zeros(0)
+        strangers = [int(row) for row in np.flatnonzero(spaces == 0xFFFF)]
+        del spaces
+        drop_extents(core, strangers, self._findings, "blocks of a namespace that the catalog does not hold")
+
+    def _add(self, record: ExtentRecord) -> None:
+        core = self._core
+        core.next_extent = max(core.next_extent, record.number + 1)
+        core.next_segment = max(core.next_segment, record.segment + 1)
+        space = core.space_index.get(record.namespace_id, 0xFFFF)
+        if self._row_of(record.number) is not None:
+            return
+        row = core.table.add_extent(
+            Extent(
+                record.number, record.segment, record.offset, record.age, record.blocks, record.codec, space,
+                record.parent,
+            ),
+            committed=True,
+        )  # fmt: skip
+        self._rows[record.number] = row
+        keys = record.keys
+        self._handles[row] = [
+            core.table.add_block(row, position, BlockKey(keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]))
+            for position in range(record.blocks)
+        ]
+
+    def _drop(self, number: int, position: int) -> None:
+        table = self._core.table
+        row = self._row_of(number)
+        if row is None:
+            return
+        for handle in self._handles_of(row):
+            if table.block_extent[handle] == row and table.block_position[handle] == position:
+                table.drop_block(handle)
+                if table.extent_live[row] == 0:
+                    table.free_extent(row)
+                return
+
+    def _row_of(self, number: int) -> int | None:
+        table = self._core.table
+        row = self._rows.get(number)
+        if row is None and len(self._order):
+            at = int(np.searchsorted(self._numbers, np.uint64(number), sorter=self._order))
+            if at < len(self._order) and int(self._numbers[self._order[at]]) == number:
+                row = int(self._order[at])
+        # The row may have been freed, and used again for another extent.
+        return row if row is not None and table.extent_number[row] == number else None
+
+    def _handles_of(self, row: int) -> list[int]:
+        known = self._handles.get(row)
+        if known is not None or self._checkpoint is None:
+            return known or []
+        if self._by_extent is None:
+            order = np.argsort(self._checkpoint.block_extent, kind="stable")
+            sorted_rows = self._checkpoint.block_extent[order]
+            starts = np.searchsorted(sorted_rows, np.arange(len(self._numbers) + 1))
+            self._by_extent = (order, starts)
+        order, starts = self._by_extent
+        return [int(handle) for handle in order[starts[row] : starts[row + 1]]]
+
+
+def drop_extents(core: Core, rows: list[int], findings: Findings, why: str) -> None:
+    """Drop every live block of some extents; what lived counts as quarantined."""
+    if not rows:
+        return
+    lost = 0
+    for row, pairs in core.table.blocks_of_extents(rows).items():
+        for _, handle in pairs:
+            core.table.drop_block(handle)
+        lost += len(pairs)
+        if core.table.extent_segment[row] != 0xFFFFFFFF:
+            core.table.free_extent(row)
+    if lost:
+        findings.quarantined += lost
+        findings.damaged(f"{lost} {why}")

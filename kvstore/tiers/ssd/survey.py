@@ -1,0 +1,124 @@
+"""The part of recovery that compares the tables with the segment files: sizes, torn ends, orphans, live bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.core.errors import CorruptBlock
+from kvstore.core.types import Codec
+from kvstore.tiers.ssd.commit import remove_file
+from kvstore.tiers.ssd.config import PAGE_BYTES
+from kvstore.tiers.ssd.core import Core, Segment, log
+from kvstore.tiers.ssd.findings import Findings
+from kvstore.tiers.ssd.format import (
+    SEGMENT_HEAD_BYTES,
+    ExtentShape,
+    check_segment_head,
+    segment_name,
+)
+from kvstore.tiers.ssd.quarantine import Quarantine
+from kvstore.tiers.ssd.reader import HeadChunk
+from kvstore.tiers.ssd.replay import drop_extents
+from kvstore.tiers.ssd.table import NO_ROW
+
+Rows = NDArray[np.int64]
+
+
+class Survey:
+    """Goes over the segment files once."""
+
+    def __init__(self, core: Core, findings: Findings, quarantine: Quarantine) -> None:
+        self._core = core
+        self._findings = findings
+        self._quarantine = quarantine
+
+    def run(self, names: list[str]) -> None:
+        """Open what the tables name, remove what they do not, and count live bytes."""
+        core = self._core
+        present = {int(name[8:]) for name in names if name.startswith("segment-") and name[8:].isdigit()}
+        ends, shares, live = self._measure()
+        wanted = (
+            set(np.unique(np.frombuffer(core.table.extent_segment, dtype=np.uint32)).tolist()) if ends.size else set()
+        )
+        wanted.discard(NO_ROW)
+        for number in sorted(wanted - present):
+            lost = core.table.extents_of_segment(number)
+            drop_extents(core, lost, self._findings, f"blocks of {segment_name(number)}, which is missing")
+        segment_of = np.array(core.table.extent_segment, dtype=np.uint32)
+        for number in sorted(wanted & present):
+            rows = np.flatnonzero(segment_of == number)
+            self._open(number, rows, ends, shares, live)
+        for number in sorted(present - wanted):
+            self._remove_orphan(number)
+        core.next_segment = max([core.next_segment, *(number + 1 for number in present)])
+
+    def _measure(self) -> tuple[Rows, Rows, Rows]:
+        """End in the segment, bytes a block, and live blocks of each extent row."""
+        table = self._core.table
+        if not len(table.extent_number):
+            empty = np.zeros(0, dtype=np.int64)
+            return empty, empty, empty
+        spaces = np.array(table.extent_space, dtype=np.int64)
+        codecs = np.array(table.extent_codec, dtype=np.int64)
+        blocks = np.array(table.extent_blocks, dtype=np.int64)
+        kinds, inverse = np.unique(spaces << 32 | codecs << 24 | blocks, return_inverse=True)
+        totals = np.array([self._total(int(kind)) for kind in kinds], dtype=np.int64)[inverse]
+        offsets = np.array(table.extent_offset, dtype=np.int64)
+        return offsets + totals, totals // np.maximum(blocks, 1), np.array(table.extent_live, dtype=np.int64)
+
+    def _total(self, kind: int) -> int:
+        space, codec, blocks = kind >> 32, kind >> 24 & 0xFF, kind & 0xFFFFFF
+        if space >= len(self._core.spaces):
+            return 0
+        return ExtentShape.of(self._core.spaces[space].layout, Codec(codec), blocks).total_bytes
+
+    def _open(self, number: int, rows: Rows, ends: Rows, shares: Rows, live: Rows) -> None:
+        core, name = self._core, segment_name(number)
+        fd = core.port.open(name, direct=True)
+        size = core.port.fstat(fd).size
+        try:
+            check_segment_head(memoryview(read_head(core, fd, 0, SEGMENT_HEAD_BYTES)), number)
+        except CorruptBlock as error:
+            # Extents check themselves, so a damaged head costs nothing but this note.
+            self._findings.damaged(error.message)
+        beyond = rows[ends[rows] > size]
+        if len(beyond):
+            drop_extents(core, [int(row) for row in beyond], self._findings, f"blocks behind the end of {name}")
+            rows = rows[ends[rows] <= size]
+        used = int(ends[rows].max()) if len(rows) else SEGMENT_HEAD_BYTES
+        if size > used:
+            self._cut(name, fd, used, size)
+        segment = Segment(number, fd, used, used)
+        segment.live_bytes = int((shares[rows] * live[rows]).sum())
+        segment.blocks = int(live[rows].sum())
+        core.segments[number] = segment
+        core.ledger.set_segment(number, core.port.fstat(fd).allocated)
+
+    def _cut(self, name: str, fd: int, used: int, size: int) -> None:
+        """Cut the end that no record names; the beginning of what was being written there is kept aside."""
+        core = self._core
+        head = read_head(core, fd, used, PAGE_BYTES)
+        if any(head):
+            self._findings.cut_bytes += size - used
+            kept = read_head(core, fd, used, min(size - used, core.config.io_bytes, self._quarantine.room_bytes))
+            self._quarantine.keep(f"cut-{name}", kept, "the end of a segment, named by no record")
+        core.port.truncate(fd, used)
+        core.port.fdatasync(fd)
+
+    def _remove_orphan(self, number: int) -> None:
+        name = segment_name(number)
+        log.warning("recovery: %s holds no block that a record names; removed", name)
+        remove_file(self._core, name)
+        self._findings.orphans_removed += 1
+
+
+def read_head(core: Core, fd: int, offset: int, nbytes: int) -> bytes:
+    """Read whole pages through the pool's aligned buffers; raises OSError."""
+    chunk = HeadChunk(core.port, fd, offset, nbytes // PAGE_BYTES * PAGE_BYTES)
+    if chunk.nbytes == 0:
+        return b""
+    (error,) = core.reads.run([chunk], core.config.io_deadline_s)
+    if error is not None:
+        raise error
+    return chunk.data

@@ -1,0 +1,216 @@
+"""The SSD tier itself: puts the verbs together and meets ``DiskTier``. Read ``format.py`` for what is on disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kvstore.core.clock import Clock, MonotonicClock
+from kvstore.core.errors import TierError, TierUnavailable
+from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
+from kvstore.core.types import BlockKey, NamespaceId
+from kvstore.tiers.base import (
+    BlockRead,
+    BlockWrite,
+    CompactReport,
+    DiskHandle,
+    DiskState,
+    DiskUsage,
+    QuarantineEntry,
+    ReadStatus,
+    RecoveredBlock,
+    RecoveryReport,
+)
+from kvstore.tiers.ssd.catalog import CATALOG_NAME, make_space, pack_catalog
+from kvstore.tiers.ssd.commit import Committer, write_file
+from kvstore.tiers.ssd.config import SsdConfig
+from kvstore.tiers.ssd.core import Core, log
+from kvstore.tiers.ssd.journal import pack_drops
+from kvstore.tiers.ssd.listing import recovered_blocks
+from kvstore.tiers.ssd.port import DiskPort, LinuxDisk
+from kvstore.tiers.ssd.quarantine import Quarantine
+from kvstore.tiers.ssd.reader import Reader
+from kvstore.tiers.ssd.reclaim import Reclaimer
+from kvstore.tiers.ssd.recover import Recovery
+from kvstore.tiers.ssd.usage import measure_usage
+from kvstore.tiers.ssd.writer import Writer
+
+LOCK_NAME: Final = "LOCK"
+
+
+class SsdTier:
+    """Blocks in segments under ``directory``, which is made if missing and held alone until ``close``.
+
+    Raises TierUnavailable, naming the pid, if another process holds the directory.
+    """
+
+    def __init__(
+        self, directory: str, config: SsdConfig, clock: Clock | None = None, port: DiskPort | None = None
+    ) -> None:
+        self.capacity_bytes = config.capacity_bytes
+        self._port = LinuxDisk(directory) if port is None else port
+        self._port.mkdir("")
+        self._lock_fd = self._port.lock(LOCK_NAME)
+        self._core = Core(self._port, config, MonotonicClock() if clock is None else clock)
+        self._committer = Committer(self._core)
+        self._quarantine = Quarantine(self._core)
+        self._writer = Writer(self._core, self._committer)
+        self._reader = Reader(self._core)
+        self._reclaimer = Reclaimer(self._core, self._committer, self._writer, self.read)
+        self._report = RecoveryReport(mode=config.recovery)
+        self._recovered = False
+
+    def recover(self) -> Iterator[RecoveredBlock]:
+        """See ``DiskTier.recover``."""
+        core = self._core
+        if self._recovered:
+            raise TierUnavailable("recover was called before")
+        self._recovered = True
+        begin = core.clock.now()
+        self._quarantine.load()
+        recovery = Recovery(core, self._quarantine)
+        self._committer.start(recovery.run())
+        found = recovery.findings
+        live = sum(segment.live_bytes for segment in core.segments.values())
+        self._report = RecoveryReport(
+            core.table.blocks, live, core.clock.now() - begin, found.cut_bytes, found.quarantined,
+            found.orphans_removed, core.config.recovery,
+        )  # fmt: skip
+        log.info("recovered %s", self._report)
+        yield from recovered_blocks(core)
+
+    @property
+    def report(self) -> RecoveryReport:
+        """See ``DiskTier.report``."""
+        return self._report
+
+    @property
+    def used_bytes(self) -> int:
+        """See ``DiskTier.used_bytes``."""
+        with self._core.lock:
+            return self._core.ledger.total_bytes
+
+    @property
+    def state(self) -> DiskState:
+        """See ``DiskTier.state``."""
+        core = self._core
+        with core.lock:
+            counters = dict(core.counters)
+        counters["degradations"] = core.health.degradations
+        return DiskState(core.health.state, core.health.last_error, counters)
+
+    def namespaces(self) -> Sequence[tuple[NamespaceSpec, NamespacePolicy, str]]:
+        """See ``DiskTier.namespaces``."""
+        with self._core.lock:
+            return [(space.spec, space.policy, space.name) for space in self._core.spaces]
+
+    def put_namespace(self, spec: NamespaceSpec, policy: NamespacePolicy, name: str) -> None:
+        """See ``DiskTier.put_namespace``."""
+        core = self._core
+        self._require_open()
+        with core.growth:
+            with core.lock:
+                known = core.space_index.get(spec.namespace_id)
+                space = make_space(len(core.spaces) if known is None else known, spec, policy, name)
+                if known is not None and core.spaces[known] == space:
+                    return
+                spaces = [*core.spaces[: space.index], space, *core.spaces[space.index + 1 :]]
+            core.call("namespaces", lambda: write_file(core, CATALOG_NAME, [pack_catalog(spaces)]))
+            with core.lock:
+                core.spaces = spaces
+                core.space_index[space.namespace_id] = space.index
+
+    def write(self, namespace_id: NamespaceId, blocks: Sequence[BlockWrite], *, durable: bool) -> list[DiskHandle]:
+        """See ``DiskTier.write``."""
+        self._require_open()
+        return self._writer.write(namespace_id, blocks, durable=durable)
+
+    def read(self, reads: Sequence[BlockRead]) -> list[ReadStatus]:
+        """See ``DiskTier.read``."""
+        status = self._reader.read(reads)
+        for read, outcome in zip(reads, status, strict=True):
+            if outcome is ReadStatus.CORRUPT:
+                self._condemn(read)
+        self._core.counters.update(Counter(f"read_{outcome.value}" for outcome in status))
+        return status
+
+    def drop(self, handles: Sequence[DiskHandle]) -> None:
+        """See ``DiskTier.drop``."""
+        core = self._core
+        with core.lock:
+            dead = [core.drop_row(handle) for handle in handles if core.table.alive(handle)]
+            core.counters["blocks_dropped"] += len(dead)
+            # Submitted under the lock, so that it stands in the journal behind the record of a row's next use.
+            if dead:
+                self._committer.submit(pack_drops(dead))
+
+    def reclaim(self, nbytes: int) -> int:
+        """See ``DiskTier.reclaim``."""
+        self._require_open()
+        return self._reclaimer.reclaim(nbytes)
+
+    def compact(self, fragmentation: float) -> CompactReport:
+        """See ``DiskTier.compact``."""
+        self._require_open()
+        return self._reclaimer.compact(fragmentation)
+
+    def verify(self, handle: DiskHandle, key: BlockKey) -> ReadStatus:
+        """See ``DiskTier.verify``."""
+        core = self._core
+        with core.lock:
+            if not core.table.alive(handle) or core.table.key(handle) != key:
+                return ReadStatus.GONE
+            extent = core.table.extent(core.table.block_extent[handle])
+            nbytes = core.spaces[extent.space].layout.of_codec(extent.codec)[2]
+        return self.read([BlockRead(handle, key, memoryview(bytearray(nbytes)))])[0]
+
+    def usage(self) -> DiskUsage:
+        """See ``DiskTier.usage``."""
+        return measure_usage(self._core, self._quarantine)
+
+    def flush(self) -> None:
+        """See ``DiskTier.flush``."""
+        self._require_open()
+        self._committer.flush()
+
+    def quarantine(self) -> Sequence[QuarantineEntry]:
+        """See ``DiskTier.quarantine``."""
+        return self._quarantine.entries()
+
+    def empty_quarantine(self) -> None:
+        """See ``DiskTier.empty_quarantine``."""
+        self._core.call("quarantine", self._quarantine.empty)
+
+    def close(self) -> None:
+        """See ``DiskTier.close``."""
+        core = self._core
+        with core.lock:
+            if core.closed:
+                return
+            core.closed = True
+        self._committer.close()
+        for pool in (core.reads, core.writes, core.calls):
+            pool.close()
+        with core.lock:
+            segments = list(core.segments.values())
+            core.segments.clear()
+        for segment in segments:
+            self._port.close(segment.fd)
+        self._port.close(self._lock_fd)
+
+    def _condemn(self, read: BlockRead) -> None:
+        """A block failed its check: it is gone, named in the log, and its bytes are set aside."""
+        core = self._core
+        with core.lock:
+            if not core.table.alive(read.handle) or core.table.key(read.handle) != read.key:
+                return
+            core.counters["corrupt"] += 1
+        log.error("block %s is corrupt and is dropped", read.key.hex())
+        self.drop([read.handle])
+
+    def _require_open(self) -> None:
+        if self._core.closed:
+            raise TierUnavailable("the SSD tier is closed")
+        if not self._recovered:
+            raise TierError("recover comes first")

@@ -1,0 +1,58 @@
+"""The ledger for people: what ``du`` says, and what of it lives."""
+
+from __future__ import annotations
+
+from kvstore.tiers.base import DiskUsage, SegmentUsage
+from kvstore.tiers.ssd.core import Core
+from kvstore.tiers.ssd.quarantine import Quarantine
+
+
+def measure_usage(core: Core, quarantine: Quarantine) -> DiskUsage:
+    """Look at every file again, and report."""
+    free = core.call("statvfs", core.port.free_bytes)
+    core.call("du", lambda: refresh_ledger(core))
+    with core.lock:
+        segments = sorted(core.segments.values(), key=lambda one: one.number)
+        size = sum(one.used_bytes for one in segments)
+        live = sum(one.live_bytes for one in segments)
+        user, rewritten = core.counters["user_bytes"], core.counters["rewritten_bytes"]
+        return DiskUsage(
+            directory=core.port.directory,
+            cap_bytes=core.config.capacity_bytes,
+            ledger_bytes=core.ledger.total_bytes,
+            free_floor_bytes=core.config.free_floor_bytes,
+            filesystem_free_bytes=free,
+            quarantine_bytes=quarantine.total_bytes,
+            metadata_bytes=core.ledger.metadata_bytes,
+            live_bytes=live,
+            fragmentation=1 - live / size if size else 0.0,
+            write_amplification=(user + rewritten) / user if user else 1.0,
+            segments=tuple(
+                SegmentUsage(one.number, one.file_bytes, one.live_bytes, one.blocks, one.open) for one in segments
+            ),
+        )
+
+
+def refresh_ledger(core: Core) -> None:
+    """Compare the ledger with the files; those removed from outside no longer count."""
+    with core.lock:
+        names = core.ledger.names()
+        segments = list(core.segments.values())
+    for name in names:
+        try:
+            allocated = core.port.stat(name).allocated
+        except FileNotFoundError:
+            with core.lock:
+                core.ledger.remove_file(name)
+            continue
+        with core.lock:
+            if name in core.ledger.names():
+                core.ledger.set_file(name, allocated)
+    for segment in segments:
+        try:
+            allocated = core.port.stat(segment.name).allocated
+        except FileNotFoundError:
+            allocated = 0
+        with core.lock:
+            if segment.number in core.ledger.segment_bytes:
+                core.ledger.set_segment(segment.number, allocated)
