@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.tools.kvctl.exits import BY_STATUS, Exit
-from kvstore.tools.kvctl.output import Format, Printer
+from kvstore.tools.output import Format, Printer
 
 Reply = TypeVar("Reply", bound=Message)
 

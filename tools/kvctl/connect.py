@@ -12,7 +12,6 @@ from kvstore.v1 import session_pb2
 
 Reply = TypeVar("Reply", bound=Message)
 
-DEFAULT_SOCKET: Final = "/run/kvstored/session.sock"
 PACKAGE: Final = "kvstore.v1."
 
 

@@ -12,8 +12,8 @@ from kvstore.core.errors import KVStoreError
 from kvstore.tools.kvctl import probes
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
-from kvstore.tools.kvctl.output import Printer
 from kvstore.tools.kvctl.probes import Finding, Level
+from kvstore.tools.output import Printer
 from kvstore.v1 import admin_pb2, common_pb2
 
 MARKS: Final = {

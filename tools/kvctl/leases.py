@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvstore.tools.kvctl import text
+from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
-from kvstore.tools.kvctl.output import columns
+from kvstore.tools.output import columns
 from kvstore.v1 import admin_pb2
 
 

@@ -6,11 +6,11 @@ from typing import Annotated, Final
 
 import typer
 
-from kvstore.tools.kvctl import text
+from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call, need
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.options import TierOption, find_namespace, parse_tier, tier_letters
-from kvstore.tools.kvctl.output import columns, plain
+from kvstore.tools.output import columns, plain
 from kvstore.v1 import admin_pb2
 
 PAGE_BLOCKS: Final = 1000

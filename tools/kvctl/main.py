@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from kvstore import __version__
+from kvstore.rpc.paths import default_socket
 from kvstore.tools.kvctl import (
     compact,
     doctor,
@@ -25,7 +26,7 @@ from kvstore.tools.kvctl import (
     why,
 )
 from kvstore.tools.kvctl.command import Connect, Function, as_command
-from kvstore.tools.kvctl.connect import DEFAULT_SOCKET, connect_daemon
+from kvstore.tools.kvctl.connect import connect_daemon
 
 COMMANDS: Final[dict[str, dict[str, Function]]] = {
     "Look": {
@@ -82,4 +83,4 @@ def _root(
 
 def main() -> None:
     """Entry point of the command."""
-    make_app(connect_daemon, DEFAULT_SOCKET)(prog_name="kvctl")
+    make_app(connect_daemon, str(default_socket()))(prog_name="kvctl")

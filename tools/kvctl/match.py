@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from kvstore.tools.kvctl import text
+from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.options import (
@@ -18,8 +18,8 @@ from kvstore.tools.kvctl.options import (
     find_namespace,
     tier_letters,
 )
-from kvstore.tools.kvctl.output import columns, enum_word, plain
 from kvstore.tools.kvctl.tokens import TokenSource
+from kvstore.tools.output import columns, enum_word, plain
 from kvstore.v1 import cache_pb2, common_pb2
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from kvstore.core.errors import InvalidArgument, NotFound
-from kvstore.tools.kvctl import text
+from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.tokens import TokenSource, parse_keys
 from kvstore.v1 import admin_pb2, common_pb2

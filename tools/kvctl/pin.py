@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.tools.kvctl import text
+from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.options import (

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from kvstore.tools.kvctl import text
+from kvstore.tools import text
 
 SYS_SHMEM: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 SYS_HUGETLB: Final = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from kvstore.tools.kvctl import text
+from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
-from kvstore.tools.kvctl.output import columns
+from kvstore.tools.output import columns
 from kvstore.v1 import admin_pb2
 
 

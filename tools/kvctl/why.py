@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from kvstore.tools.kvctl import text
+from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.match import runs
@@ -17,8 +17,8 @@ from kvstore.tools.kvctl.options import (
     find_namespace,
     whole_keys,
 )
-from kvstore.tools.kvctl.output import columns, enum_word
 from kvstore.tools.kvctl.tokens import TokenSource
+from kvstore.tools.output import columns, enum_word
 from kvstore.v1 import admin_pb2, common_pb2
 
 

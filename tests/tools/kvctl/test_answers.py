@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.core.keys import chain_keys
 from kvstore.tools.kvctl.exits import Exit
-from kvstore.tools.kvctl.output import plain
+from kvstore.tools.output import plain
 from kvstore.v1 import admin_pb2, cache_pb2, common_pb2
 
 HIT, MISS, BUSY = common_pb2.OUTCOME_HIT, common_pb2.OUTCOME_MISS, common_pb2.OUTCOME_BUSY

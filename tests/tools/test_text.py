@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.tools.kvctl import text
+from kvstore.tools import text
 
 
 @pytest.mark.parametrize(
