@@ -22,7 +22,10 @@ DECODE_ROWS: Final = 16
 """Rows of a decode tile: the smallest that tensor cores take, and at least a whole GQA group of most models."""
 
 PREFILL_ROWS: Final = 64
-"""Rows of a prefill tile."""
+"""Rows of a prefill tile over 16-bit slices."""
+
+SMALL_PREFILL_ROWS: Final = 32
+"""Rows of a prefill tile over int8 slices: with 64 the compiler runs out of registers. (Over fp32 it is 16.)"""
 
 PROGRAMS_A_MULTIPROCESSOR: Final = 4
 """Programs wanted for each multiprocessor when work is split: two are resident (registers), two waiting even the end."""
@@ -39,6 +42,7 @@ class KernelForm:
 
     ``block_d`` and ``half_d`` are ``head_dim`` and its half, padded to powers of two of at least 16; ``tile`` is the
     number of a block's tokens that one step of the loop takes; ``raw`` is None for int8 slices;
+    ``precision`` is how tensor cores multiply fp32 (three tf32 products where there is no fp32 unit);
     ``alignment`` is what every head's first byte is a multiple of, given slices at multiples of 16.
     """
 
@@ -51,6 +55,7 @@ class KernelForm:
     group: int
     block_m: int
     raw: tl.dtype | None
+    precision: str
     head_bytes: int
     alignment: int
     window: bool
@@ -84,31 +89,30 @@ def choose_form(  # noqa: PLR0913  (each is one independent property of a call)
     ``DECODE_ROWS``. ``backend`` is "cuda" or "hip". Raises ValueError for geometry that the kernel does not take.
     """
     check_geometry(geometry, codec)
-    int8 = codec == "int8"
-    decode = rows_a_sequence <= DECODE_ROWS
+    raw = None if codec == "int8" else RAW_TYPES[geometry.dtype]
+    full = raw is tl.float32
     wide = geometry.head_dim > 128
-    full = not int8 and geometry.dtype == "float32"
-    tile = min(geometry.block_tokens, 32 if full or (wide and backend == "hip") else 64)
+    hip = backend == "hip"
+    decode = rows_a_sequence <= DECODE_ROWS
     head_bytes = geometry.slice_bytes(codec) // geometry.kv_heads
     form = KernelForm(
         head_dim=geometry.head_dim,
         block_d=max(16, triton.next_power_of_2(geometry.head_dim)),
         half_d=max(16, triton.next_power_of_2(geometry.head_dim // 2)),
         block_tokens=geometry.block_tokens,
-        tile=tile,
+        tile=min(geometry.block_tokens, 32 if full or (wide and hip) else 64),
         kv_heads=geometry.kv_heads,
         group=group,
-        block_m=DECODE_ROWS if decode else PREFILL_ROWS,
-        raw=None if int8 else RAW_TYPES[geometry.dtype],
+        block_m=DECODE_ROWS if decode or full else SMALL_PREFILL_ROWS if raw is None else PREFILL_ROWS,
+        raw=raw,
+        precision="tf32x3" if full and not hip and not interpreted else "ieee",
         head_bytes=head_bytes,
         alignment=gcd(16, head_bytes),
         window=window,
         soft_cap=soft_cap,
         fp32_products=interpreted,
     )
-    warps = 8 if wide and not decode else 4
-    stages = 1 if full or (wide and not decode) else 2
-    return LaunchShape(form, warps, stages)
+    return LaunchShape(form, warps=8 if wide and not decode else 4, stages=1 if full or (hip and not decode) else 2)
 
 
 def check_geometry(geometry: SliceGeometry, codec: str) -> None:
@@ -116,8 +120,9 @@ def check_geometry(geometry: SliceGeometry, codec: str) -> None:
     tokens, smallest = geometry.block_tokens, 32 if codec == "int8" else 16
     if tokens < smallest or tokens & (tokens - 1):
         raise ValueError(f"block_tokens is {tokens}; Triton kernels need a power of two of at least {smallest}")
-    if not 16 <= geometry.head_dim <= 256:
-        raise ValueError(f"head_dim is {geometry.head_dim}; Triton kernels take 16 to 256")
+    largest = 128 if codec == "raw" and geometry.dtype == "float32" else 256
+    if not 16 <= geometry.head_dim <= largest:
+        raise ValueError(f"head_dim is {geometry.head_dim}; Triton kernels take 16 to {largest} of {geometry.dtype}")
     if codec == "int8" and geometry.head_dim % 2:
         raise ValueError(f"head_dim is {geometry.head_dim}; the int8 codec needs an even number")
 
