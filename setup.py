@@ -13,7 +13,7 @@ from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import setup
 
 SOURCES = ["module", "paged", "pool", "memory", "level_portable", "level_avx2", "level_avx512"]
-# The last two: GCC 12's own AVX-512 header reads "undefined" vectors by design.
+# -Wno-*uninitialized: GCC 12's own AVX-512 header reads "undefined" vectors by design.
 FLAGS = [
     "-O3",
     "-ffp-contract=off",
@@ -70,6 +70,7 @@ setup(
             [f"kernels/native/{name}.cpp" for name in SOURCES],
             cxx_std=20,
             extra_compile_args=FLAGS,
+            depends=[str(path) for path in sorted(Path("kernels/native").glob("*.h"))],
             extra_link_args=["-pthread"],
             optional=True,
         )

@@ -153,6 +153,11 @@ def crc32c(data: Buffer, crc: int = 0) -> int:
     return int(_module().crc32c(data, crc))
 
 
+def read_all(data: Buffer) -> int:
+    """Read a buffer on all threads and return the sum of its 64-bit words mod 2^64: the measure of read bandwidth."""
+    return int(_module().read_all(data))
+
+
 def copy_crc32c(target: Buffer, source: Buffer, crc: int = 0) -> int:
     """Copy ``source`` to the start of ``target`` and return the CRC-32C of what was copied, in one pass over memory.
 

@@ -146,6 +146,12 @@ std::uint32_t crc32c(const py::object& data, std::uint32_t crc) {
     return kv::crc32c(bytes.data(), bytes.size(), crc);
 }
 
+std::uint64_t read_all(const py::object& data) {
+    const Bytes bytes(data, "data", false);
+    const py::gil_scoped_release released;
+    return kv::read_all(bytes.data(), bytes.size());
+}
+
 std::uint32_t copy_crc32c(const py::object& target, const py::object& source, std::uint32_t crc) {
     const Bytes to(target, "target", true), from(source, "source", false);
     if (to.size() < from.size()) throw py::value_error("target is smaller than source");
@@ -179,5 +185,6 @@ PYBIND11_MODULE(_native, module) {
     module.def("merge", &merge);
     module.def("codec", &codec);
     module.def("crc32c", &crc32c);
+    module.def("read_all", &read_all);
     module.def("copy_crc32c", &copy_crc32c);
 }

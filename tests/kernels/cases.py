@@ -50,8 +50,10 @@ class Case:
         offsets = np.concatenate([[0], np.cumsum(self.queries)]).astype(np.int32)
         shape = (int(offsets[-1]), self.kv_heads * self.group, self.head_dim)
         query = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(QUERY_DTYPES[self.dtype])
+        table = torch.from_numpy(addresses)
+        table.slices = self.memory  # the table keeps alive what it points at
         batch = PagedBatch(
-            torch.from_numpy(addresses),
+            table,
             torch.from_numpy(starts),
             torch.from_numpy(offsets),
             torch.tensor(self.contexts, dtype=torch.int32),
