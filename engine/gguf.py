@@ -105,6 +105,9 @@ def convert(source: Path, target: Path, progress: Progress | None = None) -> Pat
         _write_json(work / "tokenizer_config.json", tokenizer_config(header.field))
         name = header.field("general.name") or source.stem
         _write_json(work / SOURCE_FILE, {"converter": CONVERTER_VERSION, "name": name, "sha256": digest})
+        # Both were made for their maker only, as temporary files are; a model is for everyone to read.
+        work.chmod(0o755)
+        (work / "model.safetensors").chmod(0o644)
         if target.exists():
             shutil.rmtree(target)
         os.replace(work, target)

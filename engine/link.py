@@ -7,6 +7,7 @@ was stopped for longer than the leases live. So
 
 - any call that fails with an error of the connection or of a lease raises ``LinkLost``, and the engine treats all
   blocks as gone: the areas stay mapped until then, but a pin that is not known to live is never trusted;
+- so does a call that succeeded over a new connection (``generation`` of the client): its offsets mean other memory;
 - ``confirm`` proves, after a step's reads, that the leases were alive all the time: without a call while they cannot
   have run out by the clock, otherwise by renewing them. A step that cannot be confirmed is thrown away.
 
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from kvstore.core.clock import Clock
-from kvstore.core.errors import InvalidArgument, KVStoreError, NamespaceMismatch
+from kvstore.core.errors import InvalidArgument, KVStoreError, NamespaceMismatch, Unavailable
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, LeaseId, NamespaceId
 from kvstore.engine.config import EngineConfig
@@ -50,6 +51,7 @@ class CacheLink:
         self._clock = clock
         self._renewed_at = 0.0
         self._retry_at = clock.now()
+        self._generation = 0
         self._pause = config.retry_s[0]
         self._regions: dict[Area, Region] = {}
         self.namespace: NamespaceId = spec.namespace_id
@@ -74,12 +76,14 @@ class CacheLink:
             return self.up
         try:
             opened = self._cache.open_namespace(self._spec, policy=self._config.policy)
+            self._generation = self._generation_now()
             self._regions = {
                 area: Region(self._cache.memory(area), self._spec.layers) for area in (Area.DEVICE, Area.HOST)
             }
             self._renewed_at = self._clock.now()
             self.pins = self._cache.grant_lease(f"{self._config.name}:pins", self._config.lease_ttl_ms)
             self.moved = self._cache.grant_lease(f"{self._config.name}:moved", self._config.lease_ttl_ms)
+            self._check_generation()
         except (InvalidArgument, NamespaceMismatch):
             raise
         except KVStoreError as error:
@@ -97,10 +101,12 @@ class CacheLink:
         if not self.up:
             raise LinkLost("the cache is away")
         try:
-            return method(self.cache)
+            answer = method(self.cache)
+            self._check_generation()
         except KVStoreError as error:
             self.lose(error)
             raise LinkLost(str(error)) from error
+        return answer
 
     def confirm(self) -> None:
         """Return if every pin has lived until now, else raise LinkLost. Renews when a third of the ttl has passed."""
@@ -143,6 +149,15 @@ class CacheLink:
         self.up = False
         self._cache = None
         self._regions.clear()
+
+    def _generation_now(self) -> int:
+        generation: int = getattr(self._cache, "generation", 0)
+        return generation
+
+    def _check_generation(self) -> None:
+        """Raise Unavailable if a client connected again by itself: its answers are about other memory than ours."""
+        if self._generation_now() != self._generation:
+            raise Unavailable("the client connected again: blocks of the session before are gone")
 
     def _put_off(self, error: Exception) -> None:
         self.up = False

@@ -108,7 +108,7 @@ def build_pair(family: str, *, codec: str = "raw", block_tokens: int = 64, **cha
     reference = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         # Norms and biases at their initial 1 and 0 would hide a norm or a bias that is left out.
-        for name, parameter in reference.named_parameters():
+        for parameter in reference.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     network = copy.deepcopy(reference)
