@@ -56,9 +56,7 @@ class StoreConfig:
             if not 0 <= getattr(self, name) <= 64:
                 raise InvalidArgument(f"store.{name}", getattr(self, name), "0 to 64")
         if (self.loader_threads == 0) != (self.writer_threads == 0):
-            raise InvalidArgument(
-                "store.writer_threads", self.writer_threads, "0 if and only if loader_threads is 0"
-            )
+            raise InvalidArgument("store.writer_threads", self.writer_threads, "0 if and only if loader_threads is 0")
         for name in (
             "sessions_max", "leases_max", "reservations_max", "jobs_max", "namespaces_max", "load_queue_max",
             "write_queue_max", "lease_ttl_ms_max", "job_keep_ms", "tombstones_max", "events_max", "tick_ms",

@@ -6,24 +6,59 @@ Calls are synchronous and thread-safe and take the calling session first. They h
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
-from kvstore.core.clock import Clock
-from kvstore.core.errors import Unavailable
+from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import (
-    Area, BlockKey, Durability, JobId, LeaseId, NamespaceId, Outcome, ReservationId, SessionId, Target, Tier,
+    Area,
+    BlockKey,
+    Durability,
+    JobId,
+    LeaseId,
+    NamespaceId,
+    Outcome,
+    ReservationId,
+    SessionId,
+    Target,
+    Tier,
 )  # fmt: skip
+from kvstore.store import validate
+from kvstore.store.admin import Admin
 from kvstore.store.api import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 from kvstore.store.config import StoreConfig
+from kvstore.store.durable import Durably
+from kvstore.store.get import Get, JobDone
+from kvstore.store.loading import Loading
+from kvstore.store.maintenance import Maintenance
+from kvstore.store.movement import Movement
+from kvstore.store.movers import Movers
+from kvstore.store.opening import Opening
+from kvstore.store.persist import Persister
+from kvstore.store.promote import Promoter
+from kvstore.store.put import Put
+from kvstore.store.recovery import recover
+from kvstore.store.removal import Removal
 from kvstore.store.report import (
-    BlockEvent, BlockPage, BlockReport, DrainReport, EvictReport, FlushReport, LeaseReport, NamespaceReport,
-    SessionHandle, SessionReport, StatusReport, VerifyReport, WhyReport,
+    BlockEvent,
+    BlockPage,
+    BlockReport,
+    DrainReport,
+    EvictReport,
+    FlushReport,
+    LeaseReport,
+    NamespaceReport,
+    SessionHandle,
+    SessionReport,
+    StatusReport,
+    VerifyReport,
+    WhyReport,
 )  # fmt: skip
+from kvstore.store.space import Space
+from kvstore.store.state import State
+from kvstore.store.tenancy import Tenancy
 from kvstore.tiers.base import Arena, CompactReport, DeviceArena, DiskTier, DiskUsage, QuarantineEntry
-
-JobDone = Callable[[SessionId, JobId, FetchResult], None]
-"""Called outside the lock, from a mover's thread, when a job has its final answer. Must not block."""
 
 
 class Store:
@@ -44,43 +79,84 @@ class Store:
         clock: Clock | None = None,
         on_job_done: JobDone | None = None,
     ) -> None:
-        raise Unavailable("the store is being laid")
+        self.boot_id = os.urandom(16)
+        self.host, self.device, self.disk = host, device, disk
+        self._closed = False
+        arenas: dict[Tier, Arena] = {Tier.HOST: host} if device is None else {Tier.DEVICE: device, Tier.HOST: host}
+        self._state = State(config, arenas, disk, clock or MonotonicClock())
+        self._movement = Movement(self._state, Space(self._state))
+        promoter = Promoter(self._movement, device)
+        persister = Persister(self._movement, promoter)
+        durably = Durably(self._movement, persister)
+        self._tenancy = Tenancy(self._state)
+        self._movers = Movers(self._movement, persister, self._tenancy)
+        self._opening = Opening(self._state)
+        self._put = Put(self._movement, self._tenancy, durably, self._movers.queue_writes)
+        self._get = Get(self._state, self._tenancy, Loading(self._state, promoter), self._movers)
+        self._get.on_job_done = on_job_done
+        self._removal = Removal(self._movement)
+        self._admin = Admin(self._state, self._get, self.boot_id)
+        self._maintenance = Maintenance(self._state, promoter, durably)
+
+    def on_job_done(self, callback: JobDone) -> None:
+        """Set what is told of finished jobs that nobody waits for."""
+        self._get.on_job_done = callback
+
+    def run_pending(self) -> None:
+        """Do what waits for a mover, in the calling thread: for stores without threads."""
+        self._movers.run_pending()
+
+    def _require(self, session: SessionId) -> None:
+        with self._state.locked():
+            self._state.owners.session(session)
 
     def start(self) -> None:
         """Recover what is on SSD and start the movers. *Blocks* for the recovery."""
-        raise Unavailable
+        if self.disk is not None:
+            recover(self._state, self.disk)
+            self._movement.look_at_disk()
+        self._movers.start()
 
     def close(self) -> None:
         """Stop the movers, end all sessions, close the tiers. *Blocks*. Idempotent."""
-        raise Unavailable
+        if self._closed:
+            return
+        self._closed = True
+        self._maintenance.stop()
+        self._movers.stop()
+        for session in self.sessions():
+            self.close_session(session.session_id)
+        for tier in (self.disk, self.device, self.host):
+            if tier is not None:
+                tier.close()
 
     def tick(self) -> None:
         """Expire leases and job answers, look at the disk's health. The housekeeper calls it every ``tick_ms``."""
-        raise Unavailable
+        self._movers.tick()
 
     def open_session(
         self, name: str, *, buffer_bytes: int = 0, uid: int = 0, pid: int = 0, remote: bool = False
     ) -> SessionHandle:
         """Open a session with a private buffer of its own. Raises ResourceExhausted at the bound."""
-        raise Unavailable
+        return self._tenancy.open_session(name, buffer_bytes, uid, pid, remote)
 
     def close_session(self, session: SessionId) -> None:
         """End a session: leases, reservations, jobs and buffer go with it. Idempotent."""
-        raise Unavailable
+        self._tenancy.close_session(session)
 
     def memory(self, session: SessionId, area: Area) -> memoryview:
         """An area as the session may see it: HOST read-only, DEVICE and BUFFER writable. Raises Unavailable if none."""
-        raise Unavailable
+        return self._tenancy.memory(session, area)
 
     def open_namespace(
         self, session: SessionId, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None
     ) -> OpenedNamespace:
         """See ``Cache.open_namespace``. *Blocks* on the first opening if there is a disk."""
-        raise Unavailable
+        return self._opening.open(session, spec, name, policy)
 
     def match(self, session: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
         """See ``Cache.match``."""
-        raise Unavailable
+        return self._get.match(session, namespace_id, keys)
 
     def reserve(
         self,
@@ -92,7 +168,7 @@ class Store:
         count: int = 0,
     ) -> ReserveResult:
         """See ``Cache.reserve``."""
-        raise Unavailable
+        return self._put.reserve(session, namespace_id, tier, keys, count)
 
     def commit(
         self,
@@ -105,11 +181,11 @@ class Store:
         lease_id: LeaseId | None = None,
     ) -> CommitResult:
         """See ``Cache.commit``. *Blocks*."""
-        raise Unavailable
+        return self._put.commit(session, namespace_id, entries, token_ids, durability, lease_id)
 
     def abort(self, session: SessionId, reservation_ids: Sequence[ReservationId]) -> int:
         """See ``Cache.abort``."""
-        raise Unavailable
+        return self._put.abort(session, reservation_ids)
 
     def fetch(
         self,
@@ -123,39 +199,42 @@ class Store:
         wait_ms: int = 0,
     ) -> FetchResult:
         """See ``Cache.fetch``. *Blocks* for ``wait_ms`` at most."""
-        raise Unavailable
+        validate.check_wait("wait_ms", wait_ms)
+        result, job = self._get.fetch(session, namespace_id, keys, target, lease_id, layers)
+        return result if job is None else self._get.wait(job, wait_ms / 1000)
 
     def wait_job(self, session: SessionId, job_id: JobId, timeout_ms: int) -> FetchResult:
         """See ``Cache.wait_job``. *Blocks* for ``timeout_ms`` at most."""
-        raise Unavailable
+        return self._get.wait_job(session, job_id, timeout_ms)
 
     def prefetch(
         self, session: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier
     ) -> FetchResult:
         """See ``Cache.prefetch``."""
-        raise Unavailable
+        return self._get.prefetch(session, namespace_id, keys, tier)
 
     def remove(self, session: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
         """See ``Cache.remove``."""
-        raise Unavailable
+        return self._removal.remove(session, namespace_id, keys)
 
     def flush(self, session: SessionId, timeout_ms: int = 30_000) -> FlushReport:
         """Make every block committed so far durable. *Blocks*."""
-        raise Unavailable
+        self._require(session)
+        return self._maintenance.flush(timeout_ms)
 
     def grant_lease(self, session: SessionId, name: str, ttl_ms: int) -> LeaseId:
         """See ``Cache.grant_lease``."""
-        raise Unavailable
+        return self._tenancy.grant(session, name, ttl_ms)
 
     def renew_lease(self, session: SessionId, lease_id: LeaseId) -> int:
         """Set the time left back to the ttl; returns the ttl in ms."""
-        raise Unavailable
+        return self._tenancy.renew(session, lease_id)
 
     def hold(
         self, session: SessionId, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]
     ) -> tuple[bool, ...]:
         """See ``Cache.hold``."""
-        raise Unavailable
+        return self._tenancy.hold(session, lease_id, namespace_id, keys)
 
     def release(
         self,
@@ -165,30 +244,31 @@ class Store:
         keys: Sequence[BlockKey] = (),
     ) -> int:
         """See ``Cache.release``."""
-        raise Unavailable
+        return self._tenancy.release(session, lease_id, namespace_id, keys)
 
     def events_after(
         self, sequence: int, *, namespace_id: NamespaceId | None = None, limit: int = 1024
     ) -> list[BlockEvent]:
         """Events with a greater sequence, oldest first; begins with a GAP if some are no longer kept."""
-        raise Unavailable
+        with self._state.locked() as book:
+            return book.events.after(sequence, namespace_id, limit)
 
     @property
     def last_event(self) -> int:
         """Sequence of the newest event; 0 before the first."""
-        raise Unavailable
+        return self._state.book.events.last
 
     def on_events(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` (outside the lock, from any thread) after new events; returns what unsubscribes it."""
-        raise Unavailable
+        return self._state.listen(callback)
 
     def status(self) -> StatusReport:
         """Sizes, counters, health, the recovery report."""
-        raise Unavailable
+        return self._admin.status()
 
     def namespaces(self) -> tuple[NamespaceReport, ...]:
         """Every namespace that is known."""
-        raise Unavailable
+        return self._admin.namespaces()
 
     def list_blocks(
         self,
@@ -199,58 +279,58 @@ class Store:
         page_token: str = "",
     ) -> BlockPage:
         """A page of blocks, coldest first."""
-        raise Unavailable
+        return self._admin.list_blocks(namespace_id, tier, limit, page_token)
 
     def show_block(self, key_prefix: bytes, *, namespace_id: NamespaceId | None = None) -> BlockReport:
         """One block by key or an unambiguous prefix of at least 4 bytes. Raises UnknownBlock."""
-        raise Unavailable
+        return self._admin.show_block(key_prefix, namespace_id)
 
     def why(
         self, namespace_id: NamespaceId, *, token_ids: Sequence[int] = (), keys: Sequence[BlockKey] = ()
     ) -> WhyReport:
         """Walk a chain and name the first block that would miss, and why."""
-        raise Unavailable
+        return self._admin.why(namespace_id, token_ids, keys)
 
     def evict(
         self, tier: Tier, *, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = (), nbytes: int = 0
     ) -> EvictReport:
         """Demote or drop the named blocks from a tier, or the coldest until ``nbytes`` are free. *Blocks*."""
-        raise Unavailable
+        return self._removal.evict(tier, namespace_id, keys, nbytes)
 
     def pin(self, name: str, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
         """Keep blocks from being dropped, under an operator's name: HIT held, MISS not resident."""
-        raise Unavailable
+        return self._removal.pin(name, namespace_id, keys)
 
     def unpin(self, name: str, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = ()) -> int:
         """Undo ``pin`` for some keys, or for all under the name; returns how many were held."""
-        raise Unavailable
+        return self._removal.unpin(name, namespace_id, keys)
 
     def leases(self) -> tuple[LeaseReport, ...]:
         """Every lease and every operator's pin."""
-        raise Unavailable
+        return self._admin.leases()
 
     def sessions(self) -> tuple[SessionReport, ...]:
         """Every open session."""
-        raise Unavailable
+        return self._admin.sessions()
 
     def verify(
         self, *, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = (), bytes_per_second: int = 0
     ) -> VerifyReport:
         """Read blocks back and compare checksums. *Blocks*."""
-        raise Unavailable
+        return self._maintenance.verify(namespace_id, keys, bytes_per_second)
 
     def drain(self, *, resume: bool = False, timeout_ms: int = 30_000) -> DrainReport:
         """Refuse new blocks and flush, or take new blocks again. *Blocks*."""
-        raise Unavailable
+        return self._maintenance.drain(resume, timeout_ms)
 
     def compact(self, fragmentation: float = 0.0) -> CompactReport:
         """Rewrite SSD segments above this fragmentation. *Blocks*. Raises Unavailable without a disk."""
-        raise Unavailable
+        return self._maintenance.compact(fragmentation)
 
     def disk_usage(self) -> DiskUsage:
         """The SSD tier's ledger. Raises Unavailable without a disk."""
-        raise Unavailable
+        return self._maintenance.disk_usage()
 
     def quarantine(self, *, empty: bool = False) -> tuple[QuarantineEntry, ...]:
         """What was set aside; with ``empty`` it is deleted after it was listed."""
-        raise Unavailable
+        return self._maintenance.quarantine(empty)

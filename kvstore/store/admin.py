@@ -1,0 +1,282 @@
+"""What operators ask: status, lists, one block, why. Bookkeeping only; nothing here moves a byte or waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvstore.core.errors import InvalidArgument, UnknownBlock
+from kvstore.core.keys import chain_keys
+from kvstore.core.types import BlockKey, LeaseId, NamespaceId, Reason, Tier
+from kvstore.store import validate
+from kvstore.store.api import NearNamespace
+from kvstore.store.book import Book, copy_number
+from kvstore.store.get import Get
+from kvstore.store.index import NONE
+from kvstore.store.namespaces import Namespace
+from kvstore.store.report import (
+    BlockPage,
+    BlockReport,
+    LeaseReport,
+    NamespaceReport,
+    SessionReport,
+    StatusReport,
+    TierReport,
+    WhyReport,
+)  # fmt: skip
+from kvstore.store.state import State
+from kvstore.tiers.base import RecoveryReport
+
+LIST_LIMIT_MAX = 10_000
+PREFIX_BYTES_MIN = 4
+
+
+class Admin:
+    """The verbs that look."""
+
+    def __init__(self, state: State, get: Get, boot_id: bytes) -> None:
+        self._state = state
+        self._get = get
+        self._boot_id = boot_id
+        self._start = state.clock.now()
+
+    def status(self) -> StatusReport:
+        """See ``Store.status``."""
+        state = self._state
+        disk = state.disk
+        health = disk.state if disk is not None else None
+        with state.locked() as book:
+            owners = state.owners
+            counters = dict(book.counters)
+            tiers = tuple(self._tier(tier) for tier in Tier if tier in state.arenas)
+            sessions, leases = len(owners.sessions), len(owners.leases)
+            reservations, jobs = len(owners.reservations), len(owners.jobs)
+            counters["blocks_held"], counters["copies_pinned"] = len(book.holds), len(book.pins)
+            counters["copies_filling"], counters["copies_doomed"] = len(book.fills), len(book.doomed)
+            ssd = self._tier(Tier.SSD)
+        if disk is not None and health is not None:
+            tiers += (_with_disk(ssd, health.state, health.last_error, disk.capacity_bytes, disk.used_bytes),)
+            counters.update({f"disk_{name}": value for name, value in health.counters.items()})
+        warnings = tuple(w for arena in state.arenas.values() for w in arena.warnings)
+        if health is not None and health.state != "ready":
+            warnings += (f"the SSD tier is {health.state}: {health.last_error}; blocks that are only there are misses",)
+        return StatusReport(
+            boot_id=self._boot_id,
+            uptime_seconds=state.clock.now() - self._start,
+            tiers=tiers,
+            namespaces=len(state.namespaces),
+            sessions=sessions,
+            leases=leases,
+            reservations=reservations,
+            jobs=jobs,
+            draining=state.draining,
+            recovery=disk.report if disk is not None else RecoveryReport(mode="off"),
+            counters=counters,
+            warnings=warnings,
+        )
+
+    def _tier(self, tier: Tier) -> TierReport:
+        state, book = self._state, self._state.book
+        arena = state.arenas.get(tier)
+        word = tier.name.lower()
+        marks = {Tier.DEVICE: state.config.device, Tier.HOST: state.config.host, Tier.SSD: state.config.ssd}[tier]
+        return TierReport(
+            tier=tier,
+            capacity_bytes=arena.capacity_bytes if arena else 0,
+            used_bytes=arena.used_bytes if arena else 0,
+            reserved_bytes=state.reserved_bytes if tier is Tier.DEVICE else 0,
+            blocks=book.blocks[tier],
+            pinned_bytes=book.pinned_bytes[tier],
+            backing=arena.backing if arena else "O_DIRECT segments",
+            evicted=book.counters[f"{word}_evicted"],
+            demoted=book.counters[f"{word}_demoted"],
+            promoted=book.counters[f"{word}_promoted"],
+            removed=book.counters[f"{word}_removed"],
+            high_watermark=marks.high,
+            low_watermark=marks.low,
+            raw_bytes=book.raw_bytes[tier],
+        )
+
+    def namespaces(self) -> tuple[NamespaceReport, ...]:
+        """See ``Store.namespaces``."""
+        with self._state.locked():
+            return tuple(
+                NamespaceReport(
+                    e.namespace_id, e.name, e.spec, e.policy, e.layout, e.blocks,
+                    (e.blocks_by_tier[Tier.DEVICE], e.blocks_by_tier[Tier.HOST], e.blocks_by_tier[Tier.SSD]),
+                )
+                for e in self._state.namespaces.entries
+            )  # fmt: skip
+
+    def list_blocks(
+        self, namespace_id: NamespaceId | None, tier: Tier | None, limit: int, page_token: str
+    ) -> BlockPage:
+        """See ``Store.list_blocks``. The order is that of the last use; what is used between pages may be seen twice."""
+        if not 1 <= limit <= LIST_LIMIT_MAX:
+            raise InvalidArgument("limit", limit, f"1 to {LIST_LIMIT_MAX}")
+        after = _parse_token(page_token)
+        with self._state.locked() as book:
+            number = self._state.namespaces.get(namespace_id).number if namespace_id is not None else None
+            index = book.index
+            mask = 0xFF if tier is None else tier.bit
+            found = [
+                (index.last_use[slot], slot)
+                for slot in range(index.top)
+                if index.residency[slot] & mask and (number is None or index.namespace[slot] == number)
+                and (index.last_use[slot], slot) > after
+            ]  # fmt: skip
+            found.sort()
+            page = found[:limit]
+            blocks = tuple(self._block(book, slot) for _, slot in page)
+        more = len(found) > limit
+        return BlockPage(blocks, f"{page[-1][0]}.{page[-1][1]}" if more else "")
+
+    def show_block(self, key_prefix: bytes, namespace_id: NamespaceId | None) -> BlockReport:
+        """See ``Store.show_block``."""
+        if not PREFIX_BYTES_MIN <= len(key_prefix) <= 32:
+            raise InvalidArgument("key_prefix", f"{len(key_prefix)} bytes", f"{PREFIX_BYTES_MIN} to 32 bytes")
+        with self._state.locked() as book:
+            namespace = self._state.namespaces.get(namespace_id) if namespace_id is not None else None
+            if len(key_prefix) == 32:
+                whole = book.index.slots.get(BlockKey(key_prefix), NONE)
+                matching = [whole] if whole != NONE else []
+            else:
+                matching = [slot for key, slot in book.index.slots.items() if key.startswith(key_prefix)]
+            matching = [
+                slot for slot in matching
+                if book.index.residency[slot] and (namespace is None or book.namespace(slot) is namespace)
+            ]  # fmt: skip
+            if len(matching) > 1:
+                raise InvalidArgument("key_prefix", key_prefix.hex(), f"more bytes: {len(matching)} keys begin so")
+            if not matching:
+                raise UnknownBlock(
+                    f"no resident block begins with {key_prefix.hex()}", field="key_prefix", value=key_prefix.hex()
+                )
+            return self._block(book, matching[0])
+
+    def _block(self, book: Book, slot: int) -> BlockReport:
+        index = book.index
+        places = {
+            tier.name: str(index.place[tier][slot] if tier is Tier.SSD else index.offset(slot, tier))
+            for tier in Tier
+            if book.has(slot, tier)
+        }
+        numbers = [copy_number(slot, tier) for tier in Tier]
+        filling = [Tier(n & 3).name for n in numbers if n in book.fills]
+        state = f"filling {', '.join(filling)}" if filling else "ready" if index.residency[slot] else "absent"
+        return BlockReport(
+            key=index.key_of(slot),
+            parent=index.parent_key(slot),
+            namespace_id=book.namespace(slot).namespace_id,
+            residency=index.residency[slot],
+            state=state,
+            pins=sum(book.pins.get(n, 0) for n in numbers),
+            holds=book.holds.get(slot, 0),
+            children=index.children[slot],
+            idle_seconds=book.idle_seconds(slot),
+            hits=index.hits[slot],
+            places=places,
+            codec=book.codec(slot),
+        )
+
+    def why(self, namespace_id: NamespaceId, token_ids: Sequence[int], keys: Sequence[BlockKey]) -> WhyReport:
+        """See ``Store.why``."""
+        if bool(token_ids) == bool(keys):
+            raise InvalidArgument("token_ids", f"{len(token_ids)} tokens", "tokens or keys, and not both")
+        validate.check_keys(keys)
+        with self._state.locked():
+            namespace = self._state.namespaces.get(namespace_id)
+            others = [e for e in self._state.namespaces.entries if e is not namespace]
+        chain = list(keys) or chain_keys(namespace_id, token_ids, namespace.spec.block_tokens)
+        candidates = {
+            other.namespace_id: chain_keys(other.namespace_id, token_ids, other.spec.block_tokens)
+            for other in others
+            if token_ids and other.spec.model == namespace.spec.model
+        }
+        with self._state.locked():
+            residency = self._matched(chain, namespace)
+            near = self._near(namespace, candidates, len(residency))
+            if len(residency) == len(chain):
+                text = f"all {len(chain)} blocks are resident"
+                return WhyReport(len(chain), len(chain), residency, b"", Reason.NONE, text, near=near)
+            key = chain[len(residency)]
+            reason = self._get.why_missing(key, namespace)
+            found = self._state.book.tombstones.get(key)
+            ago = self._state.clock.now() - found.at if found is not None else 0.0
+        text = f"block {len(residency)} of {len(chain)} ({key.hex()[:16]}) {_EXPLAIN[reason].format(ago=ago)}"
+        if near and near[0].blocks:
+            text += f"; {near[0].blocks} blocks match in a namespace that differs in {', '.join(near[0].fields)}"
+        return WhyReport(len(chain), len(residency), residency, key, reason, text, ago, near)
+
+    def _matched(self, chain: Sequence[BlockKey], namespace: Namespace) -> tuple[int, ...]:
+        book, found = self._state.book, []
+        for key in chain:
+            slot = book.resident(key, namespace)
+            usable = book.index.residency[slot] & self._state.readable if slot != NONE else 0
+            if not usable:
+                break
+            found.append(usable)
+        return tuple(found)
+
+    def _near(
+        self, namespace: Namespace, candidates: dict[NamespaceId, list[BlockKey]], matched: int
+    ) -> tuple[NearNamespace, ...]:
+        near = []
+        for namespace_id, chain in candidates.items():
+            other = self._state.namespaces.get(namespace_id)
+            hits = len(self._matched(chain, other))
+            if hits > matched:
+                near.append(NearNamespace(namespace_id, namespace.spec.differing_fields(other.spec), hits))
+        return tuple(sorted(near, key=lambda n: -n.blocks))
+
+    def leases(self) -> tuple[LeaseReport, ...]:
+        """See ``Store.leases``."""
+        with self._state.locked():
+            now = self._state.clock.now()
+            owned = tuple(
+                LeaseReport(
+                    x.lease_id, x.name, x.session.name, x.session.pid, max(x.deadline - now, 0.0), len(x.holds),
+                    len(x.pins), x.buffer_bytes,
+                )
+                for x in self._state.owners.leases.values()
+            )  # fmt: skip
+            operators = tuple(
+                LeaseReport(LeaseId(0), name, "operator", 0, 0.0, sum(map(len, held.values())), 0, 0)
+                for name, held in self._state.owners.operator_pins.items()
+            )
+        return owned + operators
+
+    def sessions(self) -> tuple[SessionReport, ...]:
+        """See ``Store.sessions``."""
+        with self._state.locked():
+            return tuple(
+                SessionReport(
+                    s.session_id, s.name, s.pid, s.uid, s.buffer.capacity_bytes if s.buffer else 0,
+                    s.buffer.used_bytes if s.buffer else 0, len(s.reservations), s.remote,
+                )
+                for s in self._state.owners.sessions.values()
+            )  # fmt: skip
+
+
+def _with_disk(report: TierReport, state: str, last_error: str, capacity: int, used: int) -> TierReport:
+    return replace(report, state=state, last_error=last_error, capacity_bytes=capacity, used_bytes=used)
+
+
+def _parse_token(token: str) -> tuple[int, int]:
+    if not token:
+        return (-1, -1)
+    use, _, slot = token.partition(".")
+    if not (use.isdigit() and slot.isdigit()):
+        raise InvalidArgument("page_token", repr(token), "the next_page_token of the page before")
+    return int(use), int(slot)
+
+
+_EXPLAIN = {
+    Reason.NEVER_STORED: "was never stored here, as far as is remembered",
+    Reason.EVICTED: "was evicted for space {ago:.1f} s ago",
+    Reason.REMOVED: "was removed on request {ago:.1f} s ago",
+    Reason.QUARANTINED: "failed its checksum and was set aside {ago:.1f} s ago",
+    Reason.UNCOMMITTED: "is being written by someone and not committed yet",
+    Reason.TIER_UNAVAILABLE: "is on SSD only, and that tier does not answer now",
+    Reason.DROPPED: "was not kept: its write was dropped {ago:.1f} s ago",
+}

@@ -1,0 +1,331 @@
+"""The book of copies: what is resident where, pinned, held, under I/O; the one writer of the index and the lists.
+
+Every method is called with the store's lock held and does bookkeeping only. What has to happen outside the lock
+(dropping disk handles) is left in ``dropped_handles``, which ``state.State`` hands to the disk after unlocking.
+
+A copy's number is ``4 * slot + tier``. *Pins* keep one copy where it is; *holds* keep a block from losing its last
+copy; *io* marks a copy that a copy or the disk reads from; *refs* keep a slot's number from being given to another
+block while someone outside the lock remembers it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.core.clock import Clock
+from kvstore.core.types import BlockKey, Codec, Reason, Tier
+from kvstore.store import lifecycle
+from kvstore.store.history import Counters, EventLog, News, Tombstones
+from kvstore.store.index import NONE, PAGE, UNKNOWN, BlockIndex
+from kvstore.store.lifecycle import CopyState, Event
+from kvstore.store.lru import LruList
+from kvstore.store.namespaces import Namespace, NamespaceTable
+from kvstore.store.report import EventKind
+from kvstore.tiers.base import Arena, DiskHandle
+
+_CAUSES = {Reason.EVICTED: "evicted", Reason.REMOVED: "removed", Reason.QUARANTINED: "quarantined"}
+
+
+@dataclass(slots=True)
+class Copy:
+    """A copy that the index does not hold: reserved, being filled, or doomed. ``place`` is an offset or a handle."""
+
+    tier: Tier
+    nbytes: int
+    state: CopyState = CopyState.ABSENT
+    place: int = NONE
+
+    def advance(self, event: Event) -> None:
+        """Go to the next state; raises IllegalTransition."""
+        self.state = lifecycle.after(self.state, event)
+
+
+class Book:
+    """Copies of all blocks. See the module's head for words."""
+
+    def __init__(
+        self, namespaces: NamespaceTable, arenas: dict[Tier, Arena], clock: Clock, limits: tuple[int, int]
+    ) -> None:
+        self.index = BlockIndex()
+        self.lists = {tier: LruList(self.index, tier) for tier in Tier}
+        self.namespaces = namespaces
+        self.arenas = arenas
+        self.events = EventLog(limits[0])
+        self.news = News(self.events)
+        self.tombstones = Tombstones(limits[1])
+        self.counters = Counters()
+        self.blocks = dict.fromkeys(Tier, 0)
+        self.bytes = dict.fromkeys(Tier, 0)
+        self.raw_bytes = dict.fromkeys(Tier, 0)
+        self.pinned_bytes = dict.fromkeys(Tier, 0)
+        self.pins: dict[int, int] = {}
+        self.holds: dict[int, int] = {}
+        self.io: dict[int, int] = {}
+        self.refs: dict[int, int] = {}
+        self.fills: dict[int, Copy] = {}
+        self.doomed: dict[int, list[Copy]] = {}
+        self.dropped_handles: list[DiskHandle] = []
+        self._clock = clock
+        self._start = clock.now()
+
+    # -- what is where -------------------------------------------------------------------------------------------
+
+    def namespace(self, slot: int) -> Namespace:
+        """Namespace of a slot."""
+        return self.namespaces.entries[self.index.namespace[slot]]
+
+    def codec(self, slot: int) -> Codec:
+        """Codec of the slot's copies below DEVICE (or that they would get)."""
+        return Codec(self.index.codec[slot])
+
+    def nbytes(self, slot: int, tier: Tier) -> int:
+        """Bytes of the slot's copy in a tier."""
+        return self.namespace(slot).bytes_in(tier, self.codec(slot))
+
+    def has(self, slot: int, tier: Tier) -> bool:
+        """Whether the tier holds a READY copy."""
+        return bool(self.index.residency[slot] & tier.bit)
+
+    def copy_state(self, slot: int, tier: Tier) -> CopyState:
+        """State of a copy, for the life-cycle table and for people."""
+        if self.has(slot, tier):
+            return CopyState.READY
+        return CopyState.FILLING if copy_number(slot, tier) in self.fills else CopyState.ABSENT
+
+    def resident(self, key: BlockKey, namespace: Namespace) -> int:
+        """Slot of a block with a READY copy in this namespace, or NONE."""
+        slot = self.index.slots.get(key, NONE)
+        if slot == NONE or not self.index.residency[slot] or self.index.namespace[slot] != namespace.number:
+            return NONE
+        return slot
+
+    # -- blocks come ---------------------------------------------------------------------------------------------
+
+    def block(self, key: BlockKey, parent: int, namespace: Namespace, codec: Codec | None = None) -> int:
+        """Slot of a key that is about to get its first copy: a new one, or its ghost. ``parent`` is a slot or NONE."""
+        index = self.index
+        depth = index.depth[parent] + 1 if parent >= 0 else 0
+        slot = index.slots.get(key, NONE)
+        if slot == NONE:
+            slot = index.add(key, parent, namespace.number, depth)
+        elif index.parent[slot] == UNKNOWN and parent != UNKNOWN:
+            index.adopt(slot, parent, depth)
+        if not index.residency[slot]:
+            index.codec[slot] = namespace.codec_at(depth) if codec is None else codec
+            self.tombstones.forget(key)
+        return slot
+
+    def set_ready(self, slot: int, copy: Copy) -> None:
+        """A copy became READY: it is visible, listed at the hot end, and told."""
+        copy.advance(Event.SEAL)
+        index, tier = self.index, copy.tier
+        namespace = self.namespace(slot)
+        if not index.residency[slot]:
+            namespace.blocks += 1
+        index.place[tier][slot] = copy.place if tier is Tier.SSD else copy.place // PAGE
+        index.residency[slot] |= tier.bit
+        parent = index.parent[slot]
+        if parent >= 0:
+            index.kids[tier][parent] += 1
+        self._account(slot, tier, 1)
+        if copy_number(slot, tier) not in self.pins:
+            self.lists[tier].use(slot)
+        self.reconsider(slot)
+        self.news.tell(EventKind.STORED, tier, namespace, index.key_of(slot), index.parent_key(slot))
+
+    def use(self, slots: list[int]) -> None:
+        """Count a use of blocks given parents first; parents end up hotter than their children."""
+        index = self.index
+        tenths = int((self._clock.now() - self._start) * 10)
+        for slot in reversed(slots):
+            index.last_use[slot] = tenths
+            if index.hits[slot] < 0xFFFF:
+                index.hits[slot] += 1
+            residency = index.residency[slot]
+            for tier, lru in self.lists.items():
+                if residency & tier.bit and copy_number(slot, tier) not in self.pins:
+                    lru.use(slot)
+
+    def idle_seconds(self, slot: int) -> float:
+        """Seconds since the last use, to a tenth."""
+        return max(0.0, self._clock.now() - self._start - self.index.last_use[slot] / 10)
+
+    # -- blocks go -----------------------------------------------------------------------------------------------
+
+    def drop(self, slot: int, tier: Tier, cause: Reason) -> None:
+        """Drop a READY copy. Its bytes are free at once, or when the I/O and the pins on it have ended."""
+        index, number = self.index, copy_number(slot, tier)
+        place = index.place[tier][slot]
+        copy = Copy(tier, self.nbytes(slot, tier), CopyState.READY, place if tier is Tier.SSD else place * PAGE)
+        copy.advance(Event.DOOM if self._in_use(number) else Event.DROP)
+        index.residency[slot] &= ~tier.bit & 0xFF
+        self.lists[tier].take(slot)
+        self._account(slot, tier, -1)
+        self.counters.count(f"{tier.name.lower()}_{_CAUSES.get(cause, 'dropped')}")
+        if copy.state is CopyState.DOOMED:
+            self.doomed.setdefault(number, []).append(copy)
+        else:
+            self.give_back(copy)
+        parent = index.parent[slot]
+        if parent >= 0:
+            index.kids[tier][parent] -= 1
+            if index.kids[tier][parent] == 0:
+                self.lists[tier].return_cold(parent)
+        namespace, key = self.namespace(slot), index.key_of(slot)
+        self.news.tell(EventKind.REMOVED, tier, namespace, key)
+        if not index.residency[slot]:
+            namespace.blocks -= 1
+            self.tombstones.add(key, cause, self._clock.now())
+            self._forget(slot)
+
+    def drop_everywhere(self, slot: int, cause: Reason) -> None:
+        """Drop all copies, and what is being filled as it lands."""
+        for tier in Tier:
+            fill = self.fills.pop(copy_number(slot, tier), None)
+            if fill is not None:
+                fill.advance(Event.DOOM)
+        self.ref(slot)
+        for tier in (Tier.DEVICE, Tier.HOST, Tier.SSD):
+            if self.has(slot, tier):
+                self.drop(slot, tier, cause)
+        self.unref(slot)
+
+    def give_back(self, copy: Copy) -> None:
+        """Free the bytes of a copy that nothing uses any more."""
+        if copy.tier is Tier.SSD:
+            self.dropped_handles.append(DiskHandle(copy.place))
+        else:
+            self.arenas[copy.tier].free(copy.place, copy.nbytes)
+
+    # -- who keeps what ------------------------------------------------------------------------------------------
+
+    def pin(self, slot: int, tier: Tier) -> None:
+        """Keep a READY copy where it is."""
+        number = copy_number(slot, tier)
+        count = self.pins.get(number, 0)
+        self.pins[number] = count + 1
+        if count == 0:
+            self.lists[tier].take(slot)
+            self.pinned_bytes[tier] += self.nbytes(slot, tier)
+
+    def unpin(self, number: int) -> None:
+        """Undo one ``pin`` of a copy number. At the last one the copy is droppable again, as just used."""
+        slot, tier = number >> 2, Tier(number & 3)
+        count = self.pins[number] - 1
+        if count:
+            self.pins[number] = count
+            return
+        del self.pins[number]
+        self.pinned_bytes[tier] -= self.nbytes(slot, tier)
+        if self.has(slot, tier):
+            self.lists[tier].use(slot)
+        self._drain(number)
+
+    def hold(self, slot: int) -> None:
+        """Keep a block from losing its last copy."""
+        self.holds[slot] = self.holds.get(slot, 0) + 1
+
+    def unhold(self, slot: int) -> None:
+        """Undo one ``hold``."""
+        if _decrement(self.holds, slot):
+            self.reconsider(slot)
+            self._forget(slot)
+
+    def ref(self, slot: int) -> None:
+        """Keep the slot's number from being reused."""
+        self.refs[slot] = self.refs.get(slot, 0) + 1
+
+    def unref(self, slot: int) -> None:
+        """Undo one ``ref``."""
+        if _decrement(self.refs, slot):
+            self._forget(slot)
+
+    def io_begin(self, slot: int, tier: Tier) -> None:
+        """Something outside the lock starts to read a READY copy."""
+        number = copy_number(slot, tier)
+        self.io[number] = self.io.get(number, 0) + 1
+        self.ref(slot)
+
+    def io_end(self, slot: int, tier: Tier) -> None:
+        """The reading has ended."""
+        number = copy_number(slot, tier)
+        if _decrement(self.io, number):
+            self.lists[tier].return_cold(slot)
+            self._drain(number)
+        self.unref(slot)
+
+    def fill_begin(self, slot: int, copy: Copy) -> None:
+        """A copy is on its way to ``copy.tier``; nobody else fills it meanwhile."""
+        copy.advance(Event.FILL)
+        self.fills[copy_number(slot, copy.tier)] = copy
+        self.ref(slot)
+
+    def fill_end(self, slot: int, copy: Copy, *, well: bool) -> bool:
+        """The copy has landed (``well``) or not; True if it is READY now. A block removed meanwhile stays removed."""
+        number = copy_number(slot, copy.tier)
+        if copy.state is CopyState.DOOMED:
+            copy.advance(Event.DRAIN)
+        else:
+            del self.fills[number]
+            if well:
+                self.set_ready(slot, copy)
+            else:
+                copy.advance(Event.FAIL)
+        if copy.state is CopyState.ABSENT and copy.place != NONE:
+            self.give_back(copy)
+        self.unref(slot)
+        return copy.state is CopyState.READY
+
+    def reconsider(self, slot: int) -> None:
+        """A reason to set the block aside may have gone: bring its copies back to the cold ends."""
+        for lru in self.lists.values():
+            lru.return_cold(slot)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _in_use(self, number: int) -> bool:
+        return number in self.io or number in self.pins
+
+    def _drain(self, number: int) -> None:
+        if self._in_use(number):
+            return
+        for copy in self.doomed.pop(number, ()):
+            copy.advance(Event.DRAIN)
+            self.give_back(copy)
+        self._forget(number >> 2)
+
+    def _forget(self, slot: int) -> None:
+        """Delete the slot, and then ghosts above it, if nothing needs them."""
+        index = self.index
+        while slot >= 0 and not (
+            index.keys[slot] is None or index.residency[slot] or index.children[slot]
+            or slot in self.refs or slot in self.holds
+            or any(n in self.doomed or n in self.pins for n in range(4 * slot + 1, 4 * slot + 4))
+        ):  # fmt: skip
+            parent = index.delete(slot)
+            if parent >= 0:
+                self.reconsider(parent)
+            slot = parent
+
+    def _account(self, slot: int, tier: Tier, sign: int) -> None:
+        namespace = self.namespace(slot)
+        layout = namespace.layout
+        namespace.blocks_by_tier[tier] += sign
+        self.blocks[tier] += sign
+        self.bytes[tier] += sign * self.nbytes(slot, tier)
+        self.raw_bytes[tier] += sign * (layout.device_bytes if tier is Tier.DEVICE else layout.raw_stored_bytes)
+
+
+def copy_number(slot: int, tier: Tier) -> int:
+    """One number for a copy: the key of the sparse tables."""
+    return 4 * slot + tier
+
+
+def _decrement(counts: dict[int, int], key: int) -> bool:
+    """Take one off; True when that was the last."""
+    left = counts[key] - 1
+    if left:
+        counts[key] = left
+        return False
+    del counts[key]
+    return True

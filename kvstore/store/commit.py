@@ -1,0 +1,247 @@
+"""One commit: begin (take the reservations), copy (outside the lock), publish (parents first, all in one locked section)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvstore.core.errors import InvalidArgument
+from kvstore.core.types import (
+    ROOT_PARENT,
+    Area,
+    BlockKey,
+    Busy,
+    Codec,
+    LeaseId,
+    Outcome,
+    Place,
+    Reason,
+    Tier,
+    WritePolicy,
+)  # fmt: skip
+from kvstore.store import copies
+from kvstore.store.api import CommitEntry, CommitResult
+from kvstore.store.book import Copy, copy_number
+from kvstore.store.index import NONE
+from kvstore.store.lifecycle import CopyState, Event
+from kvstore.store.movement import Movement
+from kvstore.store.namespaces import Namespace
+from kvstore.store.owners import Lease, Reservation, Session
+from kvstore.store.places import place_of
+from kvstore.store.tenancy import Tenancy
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One block on its way. ``copy`` is the one that becomes visible: the DEVICE place itself, or a range of HOST."""
+
+    key: BlockKey
+    parent: BlockKey
+    reservation: Reservation
+    copy: Copy
+    codec: Codec
+    outcome: Outcome = Outcome.PENDING
+    reason: Reason = Reason.NONE
+    existed: bool = False
+    slot: int = NONE
+    place: Place | None = None
+    copied: bool = False
+
+    def refuse(self, reason: Reason, outcome: Outcome = Outcome.MISS) -> None:
+        self.outcome, self.reason = outcome, reason
+
+
+class Commit:
+    """The state of one call of ``Put.commit``."""
+
+    def __init__(
+        self,
+        movement: Movement,
+        tenancy: Tenancy,
+        namespace: Namespace,
+        entries: Sequence[CommitEntry],
+        token_ids: Sequence[int],
+    ) -> None:
+        self._movement = movement
+        self._state = movement.state
+        self._tenancy = tenancy
+        self._namespace = namespace
+        self._given = entries
+        self._tokens = token_ids
+        self._entries: list[_Entry] = []
+        self._held: list[int] = []
+        self._lease: Lease | None = None
+        self._busy: Busy | None = None
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots of the blocks that are resident now."""
+        return [entry.slot for entry in self._entries if entry.outcome is Outcome.HIT]
+
+    def begin(self, session: Session, lease_id: LeaseId | None) -> None:
+        """Check everything, then take the reservations off the tables. Called with the lock held; raises before it changes."""
+        owners, book = self._state.owners, self._state.book
+        reservations = [owners.reservation(session, entry.reservation_id) for entry in self._given]
+        for i, (entry, reservation) in enumerate(zip(self._given, reservations, strict=True)):
+            if reservation.namespace is not self._namespace:
+                raise InvalidArgument(f"reservation_ids[{i}]", entry.reservation_id, "a reservation of this namespace")
+            if reservation.key not in (None, entry.key):
+                raise InvalidArgument(f"keys[{i}]", entry.key.hex(), "the key that was reserved")
+        if lease_id is not None:
+            self._lease = self._tenancy.lease(session.session_id, lease_id)
+        depths: dict[BlockKey, int] = {}
+        for entry, reservation in zip(self._given, reservations, strict=True):
+            owners.take_reservation(reservation)
+            parent = book.resident(entry.parent, self._namespace)
+            depth = 0 if entry.parent == ROOT_PARENT else 1 + depths.get(
+                entry.parent, book.index.depth[parent] if parent != NONE else 0
+            )  # fmt: skip
+            depths[entry.key] = depth
+            self._entries.append(self._entry(entry, reservation, depth))
+            if parent != NONE:
+                # So that the parent is still here when its child is published.
+                book.hold(parent)
+                self._held.append(parent)
+            if entry.parent != ROOT_PARENT and parent == NONE and entry.parent not in depths:
+                self._entries[-1].refuse(Reason.PARENT_MISSING)
+            elif self._state.draining:
+                self._entries[-1].refuse(Reason.DRAINING)
+        session.buffer_io += 1
+        self._session = session
+
+    def _entry(self, given: CommitEntry, reservation: Reservation, depth: int) -> _Entry:
+        codec = self._namespace.codec_at(depth)
+        if reservation.area is Area.DEVICE:
+            return _Entry(given.key, given.parent, reservation, reservation.copy, codec)
+        reservation.copy.advance(Event.FILL)
+        copy = Copy(Tier.HOST, self._namespace.bytes_in(Tier.HOST, codec))
+        copy.advance(Event.FILL)
+        return _Entry(given.key, given.parent, reservation, copy, codec)
+
+    def copy(self) -> None:
+        """Copy what goes to HOST out of the buffer, with its checksums. Without the lock."""
+        for entry in self._entries:
+            if (
+                entry.outcome is Outcome.PENDING
+                and entry.reservation.area is Area.BUFFER
+                and not self._known(entry.key)
+            ):
+                self._copy_one(entry)
+
+    def _known(self, key: BlockKey) -> bool:
+        with self._state.locked() as book:
+            slot = book.resident(key, self._namespace)
+            return slot != NONE and (book.has(slot, Tier.HOST) or book.has(slot, Tier.DEVICE))
+
+    def _copy_one(self, entry: _Entry) -> None:
+        buffer, host, layout = entry.reservation.session.buffer, self._state.arenas[Tier.HOST], self._namespace.layout
+        if buffer is None or not self._take(entry):
+            return
+        slices = buffer.view(entry.reservation.copy.place, layout.layers * layout.raw_slice_stride)
+        names = (entry.key, entry.parent)
+        stored = host.view(entry.copy.place, entry.copy.nbytes)
+        if not copies.store_slices(self._namespace, names, entry.codec, slices, stored):
+            # It has values that the codec can not hold, so it stays raw, which needs a larger range.
+            host.free(entry.copy.place, entry.copy.nbytes)
+            entry.codec, entry.copy.place, entry.copy.nbytes = Codec.RAW, NONE, layout.raw_stored_bytes
+            if not self._take(entry):
+                return
+            stored = host.view(entry.copy.place, entry.copy.nbytes)
+            copies.store_slices(self._namespace, names, Codec.RAW, slices, stored)
+        entry.copied = True
+
+    def _take(self, entry: _Entry) -> bool:
+        offset = self._movement.take(Tier.HOST, entry.copy.nbytes)
+        if offset is None:
+            entry.refuse(Reason.NO_SPACE, Outcome.BUSY)
+            with self._state.locked():
+                self._busy = self._movement.space.busy(Tier.HOST, entry.copy.nbytes)
+            return False
+        entry.copy.place = offset
+        return True
+
+    def publish(self) -> None:
+        """Make the blocks visible, or give their places back. Called with the lock held."""
+        book = self._state.book
+        tokens = self._namespace.spec.block_tokens
+        for i, entry in enumerate(self._entries):
+            if self._tokens:
+                book.news.token_ids[entry.key] = self._tokens[i * tokens : (i + 1) * tokens]
+            if entry.outcome is Outcome.PENDING:
+                self._publish_one(entry)
+            self._give_back(entry)
+        book.use(self.slots)
+        for entry in self._entries:
+            self._pin(entry)
+        for parent in self._held:
+            book.unhold(parent)
+        self._tenancy.buffer_io_end(self._session)
+
+    def _publish_one(self, entry: _Entry) -> None:
+        book = self._state.book
+        parent = NONE if entry.parent == ROOT_PARENT else book.resident(entry.parent, self._namespace)
+        if parent == NONE and entry.parent != ROOT_PARENT:
+            entry.refuse(Reason.PARENT_MISSING)
+            return
+        slot = book.resident(entry.key, self._namespace)
+        entry.existed = slot != NONE
+        ready = entry.reservation.area is Area.DEVICE or entry.copied
+        if not entry.existed:
+            if not ready:
+                # It was resident when the copy was saved, and went meanwhile; or the copy failed.
+                entry.refuse(Reason.EVICTED)
+                return
+            slot = book.block(entry.key, parent, self._namespace, entry.codec)
+        entry.outcome, entry.slot = Outcome.HIT, slot
+        same_codec = entry.copy.tier is Tier.DEVICE or book.codec(slot) is entry.codec
+        if ready and same_codec and book.copy_state(slot, entry.copy.tier) is CopyState.ABSENT:
+            book.set_ready(slot, entry.copy)
+
+    def _give_back(self, entry: _Entry) -> None:
+        """Free what did not become a copy: the buffer's range always, the other one if it is not READY."""
+        copy, reservation = entry.copy, entry.reservation
+        if reservation.area is Area.DEVICE:
+            self._state.reserved_bytes -= copy.nbytes
+            if copy.state is not CopyState.READY:
+                copy.advance(Event.ABORT)
+                self._tenancy.free_reserved(reservation)
+            return
+        reservation.copy.advance(Event.FAIL)
+        self._tenancy.free_reserved(reservation)
+        if copy.state is not CopyState.READY:
+            copy.advance(Event.FAIL)
+            if copy.place != NONE:
+                self._state.arenas[Tier.HOST].free(copy.place, copy.nbytes)
+
+    def _pin(self, entry: _Entry) -> None:
+        book, lease = self._state.book, self._lease
+        if entry.outcome is not Outcome.HIT or lease is None or lease.ended:
+            return
+        tier = next((t for t in (Tier.DEVICE, Tier.HOST) if book.has(entry.slot, t)), None)
+        if tier is None:
+            return
+        number = copy_number(entry.slot, tier)
+        if number not in lease.pins:
+            lease.pins.add(number)
+            book.pin(entry.slot, tier)
+        entry.place = place_of(book, entry.slot, tier)
+
+    def to_write(self) -> list[int]:
+        """Slots that the namespace's policy sends to SSD now."""
+        if self._namespace.policy.write is not WritePolicy.THROUGH:
+            return []
+        return [slot for slot in self.slots if not self._state.book.has(slot, Tier.SSD)]
+
+    def result(self, failures: Mapping[int, Reason]) -> CommitResult:
+        """The answer; a block in ``failures`` is in memory, but was asked to be durable and is not: MISS with the reason."""
+        for entry in self._entries:
+            if entry.outcome is Outcome.HIT and entry.slot in failures:
+                entry.refuse(failures[entry.slot])
+        places = tuple(entry.place for entry in self._entries) if self._lease is not None else ()
+        return CommitResult(
+            tuple(entry.outcome for entry in self._entries),
+            tuple(entry.reason for entry in self._entries),
+            tuple(entry.existed for entry in self._entries),
+            places,
+            self._busy,
+        )

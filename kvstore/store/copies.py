@@ -1,0 +1,110 @@
+"""Bytes from one place to another, outside the lock: copies with their checksums, and headers.
+
+A checksum is taken of the copy, a piece of ``PIECE`` bytes at a time while the piece is still in the CPU's cache: so
+what the header names is what lies in the arena, whatever the writer does to its buffer meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from crc32c import crc32c
+
+from kvstore.core.errors import CorruptBlock
+from kvstore.core.types import BlockKey, Codec
+from kvstore.kernels import quant
+from kvstore.store.namespaces import Namespace
+from kvstore.tiers.base import DeviceArena
+from kvstore.tiers.header import BlockHeader, check_header, first_bad_slice, pack_header, slice_crcs, unpack_header
+
+PIECE: Final = 256 * 1024
+
+
+def copy(source: memoryview, out: memoryview) -> None:
+    """Copy equal lengths; the GIL is free meanwhile."""
+    np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def copy_with_crc(source: memoryview, out: memoryview) -> int:
+    """Copy equal lengths and return the CRC-32C of what was written."""
+    src, dst = np.frombuffer(source, np.uint8), np.frombuffer(out, np.uint8)
+    crc = 0
+    for begin in range(0, len(out), PIECE):
+        np.copyto(dst[begin : begin + PIECE], src[begin : begin + PIECE])
+        crc = crc32c(out[begin : begin + PIECE], crc)
+    return crc
+
+
+def copy_slices(source: memoryview, out: memoryview, layers: int, slice_bytes: int, strides: tuple[int, int]) -> None:
+    """Copy ``layers`` slices from distances of ``strides[0]`` to distances of ``strides[1]``."""
+    if strides[0] == strides[1]:
+        length = (layers - 1) * strides[0] + slice_bytes
+        copy(source[:length], out[:length])
+        return
+    for layer in range(layers):
+        begin, to = layer * strides[0], layer * strides[1]
+        copy(source[begin : begin + slice_bytes], out[to : to + slice_bytes])
+
+
+def store_slices(
+    namespace: Namespace, names: tuple[BlockKey, BlockKey], codec: Codec, slices: memoryview, stored: memoryview
+) -> bool:
+    """Make the stored block of ``names`` (key, parent) from raw slices at ``raw_slice_stride``: copy, checksums, header.
+
+    ``stored`` has the stored bytes of ``codec``. False if the block holds values that INT8 can not: nothing of use
+    was written then, and the block has to stay RAW.
+    """
+    layout = namespace.layout
+    size, stride, _ = layout.of_codec(codec)
+    out = stored[layout.header_bytes :]
+    if codec is Codec.RAW:
+        crcs = tuple(
+            copy_with_crc(slices[begin : begin + size], out[begin : begin + size])
+            for begin in range(0, layout.layers * stride, stride)
+        )
+    else:
+        strides = (layout.raw_slice_stride, stride)
+        if not quant.quantise(slices, out, namespace.spec.geometry, layout.layers, strides=strides):
+            return False
+        crcs = slice_crcs(out, layout.layers, size, stride)
+    pack_header(_header(namespace, names, codec, crcs), stored)
+    return True
+
+
+def store_from_device(
+    namespace: Namespace, names: tuple[BlockKey, BlockKey], device: DeviceArena, offset: int, stored: memoryview
+) -> Codec:
+    """Make the stored block of ``names`` from one on DEVICE, under the codec that ``stored`` has room for.
+
+    Returns the codec used; TierError if the block has to stay raw and ``stored`` has no room for that.
+    """
+    layout = namespace.layout
+    wanted = Codec.RAW if len(stored) >= layout.raw_stored_bytes else namespace.codec
+    slices = stored[layout.header_bytes :]
+    codec = device.encode(offset, layout, namespace.spec, wanted, slices)
+    size, stride, _ = layout.of_codec(codec)
+    pack_header(_header(namespace, names, codec, slice_crcs(slices, layout.layers, size, stride)), stored)
+    return codec
+
+
+def check_stored(namespace: Namespace, key: BlockKey, codec: Codec, stored: memoryview, *, slices: bool) -> None:
+    """Raise CorruptBlock unless ``stored`` is the block ``key`` under ``codec``; with ``slices`` every checksum is compared."""
+    header = unpack_header(stored)
+    check_header(header, key, namespace.namespace_id, namespace.layout)
+    if header.codec is not codec:
+        raise CorruptBlock(f"codec is {header.codec.word}; expected {codec.word}", field="codec")
+    if slices:
+        layers = range(header.layers)
+        bad = first_bad_slice(stored[header.header_bytes :], header, layers)
+        if bad is not None:
+            raise CorruptBlock(f"slice {bad} fails its checksum", field="slice", value=bad)
+
+
+def _header(namespace: Namespace, names: tuple[BlockKey, BlockKey], codec: Codec, crcs: tuple[int, ...]) -> BlockHeader:
+    layout = namespace.layout
+    size, stride, _ = layout.of_codec(codec)
+    return BlockHeader(
+        codec, layout.layers, size, stride, layout.header_bytes, namespace.spec.block_tokens, namespace.namespace_id,
+        *names, crcs,
+    )  # fmt: skip

@@ -1,0 +1,196 @@
+"""Blocks are found and made readable: match, fetch, prefetch, wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvstore.core.errors import InvalidArgument
+from kvstore.core.types import (
+    BlockKey,
+    Busy,
+    JobId,
+    LeaseId,
+    NamespaceId,
+    Outcome,
+    Reason,
+    SessionId,
+    Target,
+    Tier,
+    WritePolicy,
+)  # fmt: skip
+from kvstore.store import validate
+from kvstore.store.api import FetchResult, MatchResult
+from kvstore.store.index import NONE
+from kvstore.store.loading import Load, Loading
+from kvstore.store.movers import Movers
+from kvstore.store.namespaces import Namespace
+from kvstore.store.owners import Job, Session
+from kvstore.store.state import State
+from kvstore.store.tenancy import Tenancy
+
+JobDone = Callable[[SessionId, JobId, FetchResult], None]
+"""Called outside the lock, from a mover's thread, when a job that nobody waits for has its final answer. Must not block."""
+
+
+class Get:
+    """The verbs that read."""
+
+    def __init__(self, state: State, tenancy: Tenancy, loading: Loading, movers: Movers) -> None:
+        self._state = state
+        self._tenancy = tenancy
+        self._loading = loading
+        self._movers = movers
+        self.on_job_done: JobDone | None = None
+
+    def match(self, session_id: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
+        """See ``Cache.match``."""
+        validate.check_keys(keys)
+        state = self._state
+        index = state.book.index
+        slots, residency, namespaces = index.slots.get, index.residency, index.namespace
+        found: list[int] = []
+        with state.lock:
+            state.owners.session(session_id)
+            namespace = state.namespaces.get(namespace_id)
+            number, readable = namespace.number, state.readable
+            for key in keys:
+                slot = slots(key, NONE)
+                if slot == NONE or namespaces[slot] != number:
+                    break
+                usable = residency[slot] & readable
+                if not usable:
+                    break
+                found.append(usable)
+            if len(found) == len(keys):
+                return MatchResult(len(found), tuple(found))
+            reason = self.why_missing(keys[len(found)], namespace)
+            near = state.namespaces.near(namespace.spec) if not found else ()
+        return MatchResult(len(found), tuple(found), reason, near)
+
+    def why_missing(self, key: BlockKey, namespace: Namespace) -> Reason:
+        """Why a key is a miss. Called with the lock held."""
+        if self._state.book.resident(key, namespace) != NONE:
+            return Reason.TIER_UNAVAILABLE
+        if key in self._state.owners.uncommitted:
+            return Reason.UNCOMMITTED
+        return self._state.book.tombstones.reason(key)
+
+    def fetch(
+        self,
+        session_id: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        target: Target,
+        lease_id: LeaseId,
+        layers: tuple[int, int] | None,
+    ) -> tuple[FetchResult, Job | None]:
+        """See ``Cache.fetch``; does not wait. The job, if one was made."""
+        validate.check_keys(keys)
+        with self._state.locked():
+            session = self._state.owners.session(session_id)
+            namespace = self._state.namespaces.get(namespace_id)
+            lease = self._tenancy.lease(session_id, lease_id)
+            chosen = validate.check_layers(layers, namespace.layout.layers)
+            self._check_target(target, session)
+            load = Load(session, namespace, tuple(keys), target, lease, chosen)
+            return self._submit(load)
+
+    def prefetch(
+        self, session_id: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier
+    ) -> FetchResult:
+        """See ``Cache.prefetch``."""
+        validate.check_keys(keys)
+        validate.check_tier(tier, [t for t in (Tier.DEVICE, Tier.HOST) if t in self._state.arenas])
+        with self._state.locked():
+            session = self._state.owners.session(session_id)
+            namespace = self._state.namespaces.get(namespace_id)
+            target = Target.DEVICE if tier is Tier.DEVICE else Target.HOST
+            load = Load(session, namespace, tuple(keys), target, None, (0, namespace.layout.layers))
+            result, job = self._submit(load)
+            if job is not None:
+                job.announce = True
+            return result
+
+    def _check_target(self, target: Target, session: Session) -> None:
+        if target is Target.DEVICE and Tier.DEVICE not in self._state.arenas:
+            raise InvalidArgument("target", "DEVICE", "HOST, IN_PLACE or BUFFER: this store has no DEVICE tier")
+        if target is Target.BUFFER and session.buffer is None:
+            raise InvalidArgument("target", "BUFFER", "another target, since this session was opened without a buffer")
+        if target not in tuple(Target):
+            raise InvalidArgument("target", target, "one of " + ", ".join(t.name for t in Target))
+
+    def _submit(self, load: Load) -> tuple[FetchResult, Job | None]:
+        """Pin what is in place; make a job of what has to move. Called with the lock held."""
+        state, book = self._state, self._state.book
+        used: list[int] = []
+        for i, key in enumerate(load.keys):
+            slot = book.resident(key, load.namespace)
+            if slot == NONE or not book.index.residency[slot] & state.readable:
+                load.settle(i, Outcome.MISS, self.why_missing(key, load.namespace))
+                continue
+            load.slots[i] = slot
+            used.append(slot)
+            if not self._loading.pin(load, i):
+                load.moving.append(i)
+        if load.lease is not None:
+            book.use(used)
+            self._write_second_hits(load.namespace, used)
+        if not load.moving:
+            return load.result(), None
+        owners = state.owners
+        job = Job(JobId(owners.next_id()), load.session, load.result())
+        task = self._loading.task(load, lambda: self._finish(job, load))
+        # Held, so that no block loses its last copy while its job waits.
+        for i in load.moving:
+            book.hold(load.slots[i])
+        if len(owners.jobs) >= state.config.jobs_max or not self._movers.submit_load(task):
+            for i in load.moving:
+                book.unhold(load.slots[i])
+                load.settle(i, Outcome.BUSY, Reason.NO_SPACE)
+            book.counters.count("loads_refused_queue_full", len(load.moving))
+            tier = Tier.DEVICE if load.target is Target.DEVICE else Tier.HOST
+            load.busy = Busy(tier, 0, 0, 0)
+            return load.result(), None
+        load.session.buffer_io += 1
+        owners.jobs[job.job_id] = job
+        load.session.jobs.add(job.job_id)
+        job.result = load.result(job.job_id)
+        return job.result, job
+
+    def _finish(self, job: Job, load: Load) -> None:
+        """The job has its final answer. Called with the lock held, once."""
+        state = self._state
+        for i in load.moving:
+            state.book.unhold(load.slots[i])
+        self._tenancy.buffer_io_end(load.session)
+        job.result = load.result()
+        job.finished_at = state.clock.now()
+        callback = self.on_job_done
+        if callback is not None and job.announce and job.job_id in state.owners.jobs:
+            session_id, job_id, result = job.session.session_id, job.job_id, job.result
+            state.afterwards(lambda: callback(session_id, job_id, result))
+        job.done.set()
+
+    def wait(self, job: Job, seconds: float) -> FetchResult:
+        """Wait for a job; its answer counts as read when it is final. The job is announced if it is not."""
+        job.done.wait(seconds)
+        with self._state.locked():
+            if job.done.is_set():
+                self._state.owners.take_job(job)
+            else:
+                job.announce = True
+            return job.result
+
+    def wait_job(self, session_id: SessionId, job_id: JobId, timeout_ms: int) -> FetchResult:
+        """See ``Cache.wait_job``."""
+        validate.check_wait("timeout_ms", timeout_ms)
+        with self._state.locked():
+            job = self._state.owners.job(self._state.owners.session(session_id), job_id)
+        return self.wait(job, timeout_ms / 1000)
+
+    def _write_second_hits(self, namespace: Namespace, slots: Sequence[int]) -> None:
+        if namespace.policy.write is not WritePolicy.SECOND_HIT:
+            return
+        book = self._state.book
+        # The commit was the first use.
+        self._movers.queue_writes([s for s in slots if book.index.hits[s] == 2 and not book.has(s, Tier.SSD)])

@@ -1,0 +1,126 @@
+"""What happened: events for routers, tombstones for ``why``, counters for operators. Guarded by the store's lock."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+
+from kvstore.core.types import ROOT_PARENT, BlockKey, NamespaceId, Reason, Tier
+from kvstore.store.namespaces import Namespace
+from kvstore.store.report import BlockEvent, EventKind
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """Why and when (seconds of the store's clock) the last copy of a key went."""
+
+    reason: Reason
+    at: float
+
+
+class Tombstones:
+    """The last dropped keys, bounded; the oldest are forgotten first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[BlockKey, Tombstone] = OrderedDict()
+
+    def add(self, key: BlockKey, reason: Reason, now: float) -> None:
+        """Remember that ``key`` went."""
+        self._kept[key] = Tombstone(reason, now)
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._limit:
+            self._kept.popitem(last=False)
+
+    def forget(self, key: BlockKey) -> None:
+        """The key is resident again."""
+        self._kept.pop(key, None)
+
+    def get(self, key: BlockKey) -> Tombstone | None:
+        """What is remembered of a key that is not resident."""
+        return self._kept.get(key)
+
+    def reason(self, key: BlockKey) -> Reason:
+        """Why the key is a miss, as far as is remembered."""
+        found = self._kept.get(key)
+        return found.reason if found else Reason.NEVER_STORED
+
+
+class EventLog:
+    """A bounded ring of events, numbered from 1."""
+
+    def __init__(self, limit: int) -> None:
+        self._ring: deque[BlockEvent] = deque(maxlen=limit)
+        self.last = 0
+
+    def add(self, event: BlockEvent) -> None:
+        """Append one event, numbered by the log."""
+        self.last += 1
+        self._ring.append(replace(event, sequence=self.last))
+
+    def after(self, sequence: int, namespace_id: NamespaceId | None, limit: int) -> list[BlockEvent]:
+        """Events above ``sequence``, after a GAP if the first of them are no longer kept."""
+        found: list[BlockEvent] = []
+        first = self._ring[0].sequence if self._ring else self.last + 1
+        if sequence + 1 < first or sequence > self.last:
+            found.append(BlockEvent(first - 1, time.time(), EventKind.GAP))
+            sequence = first - 1
+        for event in islice(self._ring, max(sequence + 1 - first, 0), None):
+            if len(found) >= limit:
+                break
+            if namespace_id is None or event.namespace_id == namespace_id:
+                found.append(event)
+        return found
+
+
+class News:
+    """The events of one locked section: neighbours of one kind, tier and namespace become one event."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._open: list[tuple[EventKind, Tier, Namespace, BlockKey, BlockKey]] = []
+        self.token_ids: dict[BlockKey, Sequence[int]] = {}
+        """Tokens of keys that are being committed, where the committer sent them."""
+
+    def tell(
+        self, kind: EventKind, tier: Tier, namespace: Namespace, key: BlockKey, parent: BlockKey = ROOT_PARENT
+    ) -> None:
+        """Note that a block came or went."""
+        self._open.append((kind, tier, namespace, key, parent))
+
+    def publish(self) -> bool:
+        """Put what was told into the log, in order; True if there was anything."""
+        if not self._open:
+            return False
+        for (kind, tier, _), group in groupby(self._open, key=lambda item: (item[0], item[1], item[2].number)):
+            told = list(group)
+            namespace, keys = told[0][2], tuple(item[3] for item in told)
+            stored = kind is EventKind.STORED
+            known = stored and all(key in self.token_ids for key in keys)
+            self._log.add(
+                BlockEvent(
+                    sequence=0,
+                    unix_seconds=time.time(),
+                    kind=kind,
+                    tier=tier,
+                    namespace_id=namespace.namespace_id,
+                    keys=keys,
+                    parents=tuple(item[4] for item in told) if stored else (),
+                    token_ids=tuple(t for key in keys for t in self.token_ids[key]) if known else (),
+                    block_tokens=namespace.spec.block_tokens,
+                )
+            )
+        self._open.clear()
+        self.token_ids = {}
+        return True
+
+
+class Counters(Counter[str]):
+    """Events by name since the start; docs/operations.md says what each means."""
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a counter."""
+        self[name] += amount

@@ -1,0 +1,132 @@
+"""The index of blocks as columns: a slot number a block, an array a field, one dict from key to slot.
+
+A slot lives while its block has a copy, while something is under way for it, or while it has children. A slot
+without any copy is a *ghost*: the missing parent of blocks that are resident (their parent was removed, failed its
+checksum, or was not found at start). A ghost is never matched, and is filled again when its key is committed.
+
+Everything here is guarded by the store's lock; nothing here takes it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+from kvstore.core.types import BlockKey, Tier
+
+NONE: Final = -1
+"""No slot: the parent of a root, the end of a list."""
+
+UNKNOWN: Final = -2
+"""Parent of a ghost of which nothing but its key is known."""
+
+UNLISTED: Final = -3
+"""In the links of a block that is on no list of the tier."""
+
+PAGE: Final = 4096
+DEPTH_MAX: Final = 0xFFFF
+HITS_MAX: Final = 0xFFFF
+_CHUNK: Final = 16_384
+
+
+class BlockIndex:
+    """Columns by slot. Readers may index them; only ``residency.Book`` and the lists write them."""
+
+    def __init__(self) -> None:
+        self.slots: dict[BlockKey, int] = {}
+        self.keys: list[BlockKey | None] = []
+        self.parent = array("i")
+        self.namespace = array("H")
+        self.residency = array("B")
+        """Tier bits of READY copies."""
+        self.codec = array("B")
+        """Codec of the copies below DEVICE."""
+        self.depth = array("H")
+        """Blocks before this one in its chain, at most 65,535."""
+        self.children = array("i")
+        self.hits = array("H")
+        self.last_use = array("I")
+        """Tenths of a second since the store's start."""
+        self.place = {tier: array("I" if tier is not Tier.SSD else "i") for tier in Tier}
+        """Page number in the arena; the handle on SSD."""
+        self.kids = {tier: array("i") for tier in Tier}
+        """Children with a READY copy in the tier."""
+        self.colder = {tier: array("i") for tier in Tier}
+        self.hotter = {tier: array("i") for tier in Tier}
+        """Links of the tier's LRU list (``lru.py``)."""
+        self._free: list[int] = []
+        self._fresh = 0
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def top(self) -> int:
+        """Slots below this number were used at some time."""
+        return self._fresh
+
+    def add(self, key: BlockKey, parent: int, namespace: int, depth: int) -> int:
+        """Make a slot without copies for a key that has none; ``parent`` is a slot, NONE or UNKNOWN."""
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = self._fresh
+            if slot == len(self.parent):
+                self._grow()
+            self._fresh += 1
+        self.slots[key] = slot
+        self.keys[slot] = key
+        self.parent[slot] = parent
+        self.namespace[slot] = namespace
+        self.depth[slot] = depth if depth < DEPTH_MAX else DEPTH_MAX
+        if parent >= 0:
+            self.children[parent] += 1
+        return slot
+
+    def adopt(self, slot: int, parent: int, depth: int) -> None:
+        """Give a ghost of unknown parent its parent."""
+        self.parent[slot] = parent
+        self.depth[slot] = depth if depth < DEPTH_MAX else DEPTH_MAX
+        if parent >= 0:
+            self.children[parent] += 1
+
+    def delete(self, slot: int) -> int:
+        """Forget a slot that has no copies, children or lists; returns its parent's slot (or NONE, UNKNOWN)."""
+        key = self.keys[slot]
+        if key is not None:
+            del self.slots[key]
+        self.keys[slot] = None
+        parent = self.parent[slot]
+        if parent >= 0:
+            self.children[parent] -= 1
+        self.codec[slot] = 0
+        self.hits[slot] = 0
+        self._free.append(slot)
+        return parent
+
+    def key_of(self, slot: int) -> BlockKey:
+        """Key of a slot in use. KeyError for one that is not."""
+        key = self.keys[slot]
+        if key is None:
+            raise KeyError(slot)
+        return key
+
+    def parent_key(self, slot: int) -> BlockKey:
+        """Key of the slot's parent; zeros for a root (and for a ghost whose parent is unknown)."""
+        parent = self.parent[slot]
+        return self.key_of(parent) if parent >= 0 else BlockKey(bytes(32))
+
+    def offset(self, slot: int, tier: Tier) -> int:
+        """Byte offset of the slot's copy in an arena."""
+        return self.place[tier][slot] * PAGE
+
+    def _grow(self) -> None:
+        self.keys.extend([None] * _CHUNK)
+        for column in (
+            self.parent, self.namespace, self.residency, self.codec, self.depth, self.children, self.hits, self.last_use,
+            *self.place.values(), *self.kids.values(),
+        ):  # fmt: skip
+            column.frombytes(bytes(_CHUNK * column.itemsize))
+        unlisted = array("i", [UNLISTED]) * _CHUNK
+        for links in (*self.colder.values(), *self.hotter.values()):
+            links.extend(unlisted)

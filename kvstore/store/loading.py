@@ -1,0 +1,254 @@
+"""What a job of fetch or prefetch does: move blocks chunk by chunk, pin each chunk at once, answer for each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.core.types import Area, BlockKey, Busy, Codec, JobId, Outcome, Place, Reason, Target, Tier
+from kvstore.store import copies
+from kvstore.store.api import FetchResult
+from kvstore.store.book import copy_number
+from kvstore.store.movement import Failures
+from kvstore.store.namespaces import Namespace
+from kvstore.store.owners import Lease, Session
+from kvstore.store.places import place_of
+from kvstore.store.promote import Promoter
+from kvstore.store.state import State
+from kvstore.tiers.base import Arena, BlockRead, DiskHandle, ReadStatus
+
+CHUNK_BLOCKS: Final = 64
+"""Blocks moved together and then pinned, before later ones can push them out."""
+
+TRIES_MAX: Final = 3
+
+
+class Load:
+    """One call of fetch or prefetch: its keys and, for each, the answer so far. Without a lease nothing is pinned."""
+
+    def __init__(
+        self,
+        session: Session,
+        namespace: Namespace,
+        keys: tuple[BlockKey, ...],
+        target: Target,
+        lease: Lease | None,
+        layers: tuple[int, int],
+    ) -> None:
+        self.session = session
+        self.namespace = namespace
+        self.keys = keys
+        self.target = target
+        self.lease = lease
+        self.layers = layers
+        self.slots = [-1] * len(keys)
+        self.moving: list[int] = []
+        """Positions whose bytes have to move."""
+        self.busy: Busy | None = None
+        self._outcomes = [Outcome.PENDING] * len(keys)
+        self._reasons = [Reason.NONE] * len(keys)
+        self._places: list[Place | None] = [None] * len(keys)
+
+    def settle(self, position: int, outcome: Outcome, reason: Reason = Reason.NONE, place: Place | None = None) -> None:
+        """Set the answer of one key."""
+        self._outcomes[position], self._reasons[position], self._places[position] = outcome, reason, place
+
+    def pending(self, position: int) -> bool:
+        """Whether the key has no final answer yet."""
+        return self._outcomes[position] is Outcome.PENDING
+
+    def result(self, job_id: JobId = JobId(0)) -> FetchResult:
+        """The answer so far."""
+        return FetchResult(tuple(self._outcomes), tuple(self._reasons), tuple(self._places), job_id, self.busy)
+
+
+class Loading:
+    """Runs loads."""
+
+    def __init__(self, state: State, promoter: Promoter) -> None:
+        self._state = state
+        self._promoter = promoter
+
+    def pin(self, load: Load, position: int) -> bool:
+        """Pin a block where the target allows it to lie; False if bytes have to move first. Called with the lock held."""
+        book, slot, lease = self._state.book, load.slots[position], load.lease
+        wanted = _WANTED[load.target]
+        tier = next((t for t in wanted if book.has(slot, t)), None)
+        if tier is None:
+            return False
+        if lease is None:
+            load.settle(position, Outcome.HIT)
+            return True
+        number = copy_number(slot, tier)
+        if number not in lease.pins:
+            lease.pins.add(number)
+            book.pin(slot, tier)
+        load.settle(position, Outcome.HIT, Reason.NONE, place_of(book, slot, tier, load.layers[0]))
+        return True
+
+    def task(self, load: Load, finish: Callable[[], None]) -> Callable[[], None]:
+        """The work of a load for a mover. ``finish`` is called once at its end, with the lock held, whatever happens."""
+
+        def run() -> None:
+            try:
+                for begin in range(0, len(load.moving), CHUNK_BLOCKS):
+                    if not self._abandoned(load):
+                        self._move(load, load.moving[begin : begin + CHUNK_BLOCKS])
+            finally:
+                with self._state.locked():
+                    for position in load.moving:
+                        if load.pending(position):
+                            load.settle(position, Outcome.MISS, Reason.DROPPED)
+                    finish()
+
+        return run
+
+    def _abandoned(self, load: Load) -> bool:
+        """Whether nobody can use the rest: the session or the lease has ended."""
+        return load.session.ended or (load.lease is not None and load.lease.ended)
+
+    def _move(self, load: Load, positions: list[int]) -> None:
+        if load.target is Target.BUFFER:
+            self._to_buffer(load, positions)
+            return
+        left = positions
+        failures: Failures = {}
+        # A copy may be dropped for space between its making and its pinning: then it is made again.
+        for _ in range(TRIES_MAX):
+            slots = [load.slots[p] for p in left]
+            to_tier = self._promoter.to_device if load.target is Target.DEVICE else self._promoter.to_host
+            failures = to_tier(slots)
+            with self._state.locked():
+                if self._abandoned(load):
+                    return
+                left = [p for p in left if load.slots[p] not in failures and not self.pin(load, p)] + [
+                    p for p in left if load.slots[p] in failures
+                ]
+                self._settle_failures(load, left, failures)
+                left = [p for p in left if load.pending(p)]
+            if not left:
+                return
+        with self._state.locked():
+            self._settle_failures(load, left, dict.fromkeys((load.slots[p] for p in left), Reason.NO_SPACE))
+
+    def _settle_failures(self, load: Load, positions: list[int], failures: Failures) -> None:
+        tier = Tier.DEVICE if load.target is Target.DEVICE else Tier.HOST
+        for position in positions:
+            reason = failures.get(load.slots[position])
+            if reason is Reason.NO_SPACE:
+                nbytes = self._state.book.nbytes(load.slots[position], tier)
+                arena = self._state.arenas[tier]
+                book = self._state.book
+                evictable = max(book.bytes[tier] - book.pinned_bytes[tier], 0)
+                load.busy = Busy(tier, nbytes, arena.capacity_bytes - arena.used_bytes, evictable)
+                load.settle(position, Outcome.BUSY, reason)
+            elif reason is not None:
+                load.settle(position, Outcome.MISS, reason)
+
+    # -- into the session's buffer -------------------------------------------------------------------------------
+
+    def _to_buffer(self, load: Load, positions: list[int]) -> None:
+        """Copy slices into the session's buffer. The ranges belong to this job until it hands them to the lease."""
+        landing: list[_Landing] = []
+        try:
+            with self._state.locked():
+                for position in positions:
+                    self._claim_landing(load, position, landing)
+            self._copy_landings(load, landing)
+            self._read_landings(load, [one for one in landing if one.source is Tier.SSD])
+        finally:
+            with self._state.locked():
+                for one in landing:
+                    self._end_landing(load, one)
+                self._state.changed.notify_all()
+
+    def _claim_landing(self, load: Load, position: int, landing: list[_Landing]) -> None:
+        book, slot = self._state.book, load.slots[position]
+        usable = book.index.residency[slot] & self._state.readable
+        source = next((t for t in (Tier.HOST, Tier.DEVICE, Tier.SSD) if usable & t.bit), None)
+        if source is None:
+            resident = book.index.residency[slot]
+            gone = Reason.TIER_UNAVAILABLE if resident else book.tombstones.reason(load.keys[position])
+            load.settle(position, Outcome.MISS, gone)
+            return
+        codec = Codec.RAW if source is Tier.DEVICE else book.codec(slot)
+        size, stride, _ = load.namespace.layout.of_codec(codec)
+        nbytes = (load.layers[1] - load.layers[0]) * stride
+        buffer = load.session.buffer
+        offset = buffer.allocate(nbytes) if buffer is not None else None
+        if offset is None or buffer is None:
+            free = buffer.capacity_bytes - buffer.used_bytes if buffer is not None else 0
+            load.busy = Busy(Tier.HOST, nbytes, free, 0)
+            load.settle(position, Outcome.BUSY, Reason.NO_SPACE)
+            return
+        place = book.index.place[Tier.SSD][slot] if source is Tier.SSD else book.index.offset(slot, source)
+        book.io_begin(slot, source)
+        landing.append(_Landing(position, source, place, codec, (size, stride), buffer, (offset, nbytes)))
+
+    def _copy_landings(self, load: Load, landing: list[_Landing]) -> None:
+        layout, layers = load.namespace.layout, load.layers[1] - load.layers[0]
+        for one in landing:
+            if one.source is Tier.SSD:
+                continue
+            size, stride = one.lengths
+            head = layout.header_bytes if one.source is Tier.HOST else 0
+            begin = one.place + head + load.layers[0] * stride
+            source = self._state.arenas[one.source].view(begin, layers * stride)
+            copies.copy_slices(source, one.buffer.view(*one.range), layers, size, (stride, stride))
+            one.well = True
+
+    def _read_landings(self, load: Load, landing: list[_Landing]) -> None:
+        disk = self._state.disk
+        if disk is None or not landing:
+            return
+        reads = [
+            BlockRead(DiskHandle(one.place), load.keys[one.position], one.buffer.view(*one.range), load.layers)
+            for one in landing
+        ]
+        for one, status in zip(landing, disk.read(reads), strict=True):
+            if status is ReadStatus.OK:
+                one.well = True
+            else:
+                one.reason = self._promoter.failed_read(load.slots[one.position], one.place, status)
+
+    def _end_landing(self, load: Load, one: _Landing) -> None:
+        """The I/O has ended: the range goes to the lease, or back if there is no use for it. Lock held."""
+        book, slot, lease = self._state.book, load.slots[one.position], load.lease
+        book.io_end(slot, one.source)
+        if not one.well or lease is None or lease.ended:
+            one.buffer.free(*one.range)
+            if not one.well:
+                load.settle(one.position, Outcome.MISS, one.reason)
+            return
+        lease.buffers.setdefault(load.keys[one.position], []).append(one.range)
+        place = Place(Area.BUFFER, one.range[0], one.lengths[1], one.codec)
+        load.settle(one.position, Outcome.HIT, Reason.NONE, place)
+
+
+class _Landing:
+    """One block on its way into a buffer."""
+
+    __slots__ = ("buffer", "codec", "lengths", "place", "position", "range", "reason", "source", "well")
+
+    def __init__(
+        self,
+        position: int,
+        source: Tier,
+        place: int,
+        codec: Codec,
+        lengths: tuple[int, int],
+        buffer: Arena,
+        range: tuple[int, int],
+    ) -> None:
+        self.position, self.source, self.place, self.codec = position, source, place, codec
+        self.lengths, self.buffer, self.range = lengths, buffer, range
+        self.well = False
+        self.reason = Reason.DROPPED
+
+
+_WANTED: Final[dict[Target, tuple[Tier, ...]]] = {
+    Target.IN_PLACE: (Tier.DEVICE, Tier.HOST),
+    Target.DEVICE: (Tier.DEVICE,),
+    Target.HOST: (Tier.HOST,),
+    Target.BUFFER: (),
+}

@@ -1,0 +1,206 @@
+"""The store's threads: loaders (jobs of fetch and prefetch), writers (to SSD), and the housekeeper.
+
+Reads never wait behind writes, since each kind has its own threads and its own bounded queue. A thread whose work
+raises logs the traceback, is counted as restarted, and goes on with the next piece; what the piece had claimed was
+given back by the piece itself. The queues have a lock of their own, which is taken after the store's, never before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvstore.core.types import Tier
+from kvstore.store.config import StoreConfig, Watermarks
+from kvstore.store.movement import Movement
+from kvstore.store.persist import Persister
+from kvstore.store.tenancy import Tenancy
+
+log = logging.getLogger(__name__)
+
+Task = Callable[[], None]
+
+JOIN_SECONDS: Final = 30.0
+
+
+class Movers:
+    """Queues and threads. With no threads configured, work waits for ``run_pending``."""
+
+    def __init__(self, movement: Movement, persister: Persister, tenancy: Tenancy) -> None:
+        self._movement = movement
+        self._state = movement.state
+        self._config: StoreConfig = movement.state.config
+        self._persister = persister
+        self._tenancy = tenancy
+        self._wakeup = threading.Condition()
+        self._loads: deque[Task] = deque()
+        self._writes: deque[int] = deque()
+        self._wanted: dict[Tier, int] = {}
+        self._threads: list[threading.Thread] = []
+        self._stopping = False
+        movement.space.wake = self.want_room
+
+    # -- queues --------------------------------------------------------------------------------------------------
+
+    def submit_load(self, task: Task) -> bool:
+        """Queue a job; False if the queue is full."""
+        with self._wakeup:
+            if len(self._loads) >= self._config.load_queue_max or self._stopping:
+                return False
+            self._loads.append(task)
+            self._wakeup.notify_all()
+            return True
+
+    def queue_writes(self, slots: Sequence[int]) -> None:
+        """Queue blocks for SSD, parents first; those that find no place are counted. Called with the store's lock held."""
+        book = self._state.book
+        if self._state.disk is None or not slots:
+            return
+        with self._wakeup:
+            room = max(self._config.write_queue_max - len(self._writes), 0)
+            taken = slots[:room]
+            for slot in taken:
+                book.ref(slot)
+            self._writes.extend(taken)
+            self._wakeup.notify_all()
+        if len(taken) < len(slots):
+            book.counters.count("ssd_writes_dropped_queue_full", len(slots) - len(taken))
+
+    def want_room(self, tier: Tier, nbytes: int) -> None:
+        """Have the housekeeper free a hole of ``nbytes`` by demotion. Does not wait."""
+        with self._wakeup:
+            self._wanted[tier] = max(self._wanted.get(tier, 0), nbytes)
+            self._wakeup.notify_all()
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Jobs and blocks that wait."""
+        return len(self._loads), len(self._writes)
+
+    # -- threads -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the configured threads."""
+        config = self._config
+        if config.loader_threads == 0:
+            return
+        plan = [("loader", self._next_load)] * config.loader_threads
+        plan += [("writer", self._next_write)] * config.writer_threads
+        plan += [("housekeeper", self._next_chore)]
+        for number, (name, step) in enumerate(plan):
+            thread = threading.Thread(target=self._run, args=(name, step), name=f"kvstore-{name}-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Finish what is under way and end the threads. What still waits is not done."""
+        with self._wakeup:
+            self._stopping = True
+            self._wakeup.notify_all()
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)
+            if thread.is_alive():
+                log.error("%s did not end in %s s", thread.name, JOIN_SECONDS)
+        self._threads.clear()
+
+    def run_pending(self) -> None:
+        """Do what waits, in the calling thread: loads first, then writes, then chores."""
+        while self._loads:
+            self._guard("loader", self._loads.popleft())
+        while (batch := self._pop_writes()) is not None:
+            self._guard("writer", lambda slots=batch: self._write(slots))  # type: ignore[misc]
+        self._guard("housekeeper", self._chores)
+
+    def _run(self, name: str, step: Callable[[], Task | None]) -> None:
+        while True:
+            task = step()
+            if task is None:
+                return
+            self._guard(name, task)
+
+    def _guard(self, name: str, task: Task) -> None:
+        try:
+            task()
+        except Exception:  # noqa: BLE001  a mover outlives whatever one piece of work does
+            log.exception("the %s failed and goes on with the next piece", name)
+            with self._state.locked() as book:
+                book.counters.count(f"mover_restarts_{name}")
+
+    def _next_load(self) -> Task | None:
+        with self._wakeup:
+            self._wakeup.wait_for(lambda: self._loads or self._stopping)
+            return self._loads.popleft() if self._loads and not self._stopping else None
+
+    def _next_write(self) -> Task | None:
+        with self._wakeup:
+            self._wakeup.wait_for(lambda: self._writes or self._stopping)
+            if self._stopping:
+                return None
+        batch = self._pop_writes() or []
+        return lambda: self._write(batch)
+
+    def _next_chore(self) -> Task | None:
+        with self._wakeup:
+            self._wakeup.wait_for(lambda: self._wanted or self._stopping, self._config.tick_ms / 1000)
+            return None if self._stopping else self._chores
+
+    def _pop_writes(self) -> list[int] | None:
+        with self._wakeup:
+            count = min(len(self._writes), self._config.extent_blocks_max)
+            return [self._writes.popleft() for _ in range(count)] or None
+
+    def _write(self, slots: list[int]) -> None:
+        try:
+            self._persister.to_ssd(slots)
+        finally:
+            with self._state.locked() as book:
+                for slot in slots:
+                    book.unref(slot)
+
+    # -- chores --------------------------------------------------------------------------------------------------
+
+    def _chores(self) -> None:
+        self.tick()
+        with self._wakeup:
+            wanted, self._wanted = self._wanted, {}
+        for tier, nbytes in wanted.items():
+            self._movement.make_room(tier, nbytes)
+        for tier in (Tier.DEVICE, Tier.HOST, Tier.SSD):
+            self._keep_watermarks(tier)
+
+    def tick(self) -> None:
+        """Expire leases and answers of jobs; look at the disk's health."""
+        self._movement.look_at_disk()
+        with self._state.locked():
+            self._tenancy.expire_leases()
+            self._expire_jobs()
+
+    def _expire_jobs(self) -> None:
+        owners = self._state.owners
+        limit = self._state.clock.now() - self._config.job_keep_ms / 1000
+        old = [job for job in owners.jobs.values() if job.finished_at is not None and job.finished_at <= limit]
+        for job in old:
+            owners.take_job(job)
+
+    def _keep_watermarks(self, tier: Tier) -> None:
+        marks, capacity, used = self._fill_level(tier)
+        if capacity == 0 or used <= marks.high * capacity:
+            return
+        surplus = used - int(marks.low * capacity)
+        # In pieces, so that what is freed first can be used before the rest is.
+        piece = max(surplus // 8, 1)
+        while surplus > 0 and self._movement.make_room(tier, min(piece, surplus), total=True):
+            surplus -= piece
+        if tier is Tier.SSD and self._state.disk is not None:
+            self._state.disk.reclaim(piece)
+
+    def _fill_level(self, tier: Tier) -> tuple[Watermarks, int, int]:
+        marks = {Tier.DEVICE: self._config.device, Tier.HOST: self._config.host, Tier.SSD: self._config.ssd}[tier]
+        disk = self._state.disk
+        if tier is Tier.SSD:
+            return (marks, disk.capacity_bytes, disk.used_bytes) if disk is not None else (marks, 0, 0)
+        arena = self._state.arenas.get(tier)
+        return (marks, arena.capacity_bytes, arena.used_bytes) if arena is not None else (marks, 0, 0)

@@ -1,0 +1,118 @@
+"""The namespaces that are known: specs, layouts, policies and names. Guarded by the store's lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted, UnknownNamespace
+from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
+from kvstore.core.types import Codec, NamespaceId, Tier
+from kvstore.store.api import NearNamespace
+
+NAME_BYTES_MAX = 256
+
+
+@dataclass(slots=True)
+class Namespace:
+    """One namespace; ``number`` is its entry in the index's column. Spec and layout never change."""
+
+    number: int
+    namespace_id: NamespaceId
+    spec: NamespaceSpec
+    layout: BlockLayout
+    policy: NamespacePolicy
+    name: str = ""
+    on_disk: bool = False
+    blocks: int = 0
+    blocks_by_tier: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+
+    @property
+    def codec(self) -> Codec:
+        """Codec of blocks below DEVICE, where the policy does not keep them raw."""
+        return Codec[self.spec.codec.upper()]
+
+    def codec_at(self, depth: int) -> Codec:
+        """Codec of a block with ``depth`` blocks before it: raw if it lies wholly in the first raw tokens."""
+        tokens = self.spec.block_tokens
+        raw = (depth + 1) * tokens <= self.policy.raw_first_tokens
+        return Codec.RAW if raw else self.codec
+
+    def bytes_in(self, tier: Tier, codec: Codec) -> int:
+        """Bytes of one block in a tier."""
+        return self.layout.device_bytes if tier is Tier.DEVICE else self.layout.of_codec(codec)[2]
+
+
+class NamespaceTable:
+    """Namespaces by id, name and number."""
+
+    def __init__(self, namespaces_max: int) -> None:
+        self._max = namespaces_max
+        self._by_id: dict[NamespaceId, Namespace] = {}
+        self._by_name: dict[str, Namespace] = {}
+        self.entries: list[Namespace] = []
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def get(self, namespace_id: NamespaceId) -> Namespace:
+        """Raises UnknownNamespace (InvalidArgument for an id of the wrong length)."""
+        found = self._by_id.get(namespace_id)
+        if found is not None:
+            return found
+        if len(namespace_id) != 32:
+            raise InvalidArgument("namespace_id", f"{len(namespace_id)} bytes", "32 bytes")
+        raise UnknownNamespace(
+            f"namespace {namespace_id.hex()[:16]} was not opened", field="namespace_id", value=namespace_id.hex()
+        )
+
+    def find(self, namespace_id: NamespaceId) -> Namespace | None:
+        """The namespace, or None."""
+        return self._by_id.get(namespace_id)
+
+    def check(self, spec: NamespaceSpec, name: str, policy: NamespacePolicy | None) -> None:
+        """Raise what ``open`` would raise; change nothing."""
+        if len(name.encode()) > NAME_BYTES_MAX:
+            raise InvalidArgument("name", f"{len(name.encode())} bytes", f"at most {NAME_BYTES_MAX} bytes")
+        if policy is not None:
+            check_policy(policy)
+        bound = self._by_name.get(name) if name else None
+        if bound is not None and bound.spec != spec:
+            differing = ", ".join(bound.spec.differing_fields(spec))
+            raise NamespaceMismatch(
+                f"name {name!r} is bound to another spec, which differs in {differing}: bound {bound.spec}, given {spec}",
+                field=differing,
+                value=name,
+                expected=f"the spec of {bound.namespace_id.hex()}",
+            )
+        if spec.namespace_id not in self._by_id and len(self.entries) >= self._max:
+            raise ResourceExhausted(f"{self._max} namespaces are known; the bound is store.namespaces_max")
+
+    def open(self, spec: NamespaceSpec, name: str, policy: NamespacePolicy | None) -> tuple[Namespace, bool]:
+        """The namespace of a spec and whether it is new. The policy of an opener that gives one stays."""
+        self.check(spec, name, policy)
+        namespace_id = spec.namespace_id
+        found = self._by_id.get(namespace_id)
+        created = found is None
+        if found is None:
+            found = Namespace(len(self.entries), namespace_id, spec, BlockLayout.of(spec), policy or NamespacePolicy())
+            self._by_id[namespace_id] = found
+            self.entries.append(found)
+        elif policy is not None and policy != found.policy:
+            found.policy = policy
+            found.on_disk = False
+        if name:
+            self._by_name[name] = found
+            found.name = found.name or name
+        return found, created
+
+    def near(self, spec: NamespaceSpec) -> tuple[NearNamespace, ...]:
+        """Other namespaces of the same model, fullest first, with the fields that differ."""
+        others = [e for e in self.entries if e.spec.model == spec.model and e.spec != spec]
+        others.sort(key=lambda e: -e.blocks)
+        return tuple(NearNamespace(e.namespace_id, spec.differing_fields(e.spec), e.blocks) for e in others[:16])
+
+
+def check_policy(policy: NamespacePolicy) -> None:
+    """Refuse what this build does not keep."""
+    if policy.raw_layers:
+        raise InvalidArgument("policy.raw_layers", policy.raw_layers, "empty: layers of one block share a codec here")

@@ -1,0 +1,42 @@
+"""Namespaces are made known, and kept on disk before the first block of them is."""
+
+from __future__ import annotations
+
+import logging
+
+from kvstore.core.errors import InvalidArgument, TierError
+from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
+from kvstore.core.types import Durability, SessionId
+from kvstore.store.api import OpenedNamespace
+from kvstore.store.state import State
+
+log = logging.getLogger(__name__)
+
+
+class Opening:
+    """The verb ``open_namespace``."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def open(
+        self, session_id: SessionId, spec: NamespaceSpec, name: str, policy: NamespacePolicy | None
+    ) -> OpenedNamespace:
+        """See ``Cache.open_namespace``."""
+        state = self._state
+        if policy is not None and policy.durability is Durability.DURABLE and state.disk is None:
+            raise InvalidArgument("policy.durability", "DURABLE", "MEMORY, since this store has no SSD tier")
+        with state.locked():
+            state.owners.session(session_id)
+            namespace, created = state.namespaces.open(spec, name, policy)
+            near = state.namespaces.near(spec)
+            keep = not namespace.on_disk
+        if keep and state.disk is not None:
+            try:
+                state.disk.put_namespace(spec, namespace.policy, namespace.name)
+                with state.locked():
+                    namespace.on_disk = True
+            except TierError as error:
+                # It is tried again before the first block of the namespace is written.
+                log.warning("namespace %s is not on disk yet: %s", namespace.namespace_id.hex(), error)
+        return OpenedNamespace(namespace.namespace_id, namespace.layout, created, near)

@@ -1,0 +1,181 @@
+"""Who owns what: sessions, their reservations, buffers, leases and jobs. Guarded by the store's lock."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvstore.core.errors import ResourceExhausted, Unauthenticated, UnknownJob, UnknownLease, UnknownReservation
+from kvstore.core.types import Area, BlockKey, JobId, LeaseId, NamespaceId, ReservationId, SessionId, Tier
+from kvstore.store.api import FetchResult
+from kvstore.store.book import Copy
+from kvstore.store.namespaces import Namespace
+from kvstore.tiers.base import Arena
+
+
+@dataclass(slots=True)
+class Session:
+    """One client. ``buffer_io`` counts jobs that land bytes in the buffer; it outlives the session by them."""
+
+    session_id: SessionId
+    name: str
+    uid: int
+    pid: int
+    remote: bool
+    buffer: Arena | None = None
+    buffer_io: int = 0
+    reservations: set[ReservationId] = field(default_factory=set)
+    leases: set[LeaseId] = field(default_factory=set)
+    jobs: set[JobId] = field(default_factory=set)
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A place claimed for one block to be written: in DEVICE, or in the session's buffer on its way to HOST."""
+
+    reservation_id: ReservationId
+    session: Session
+    namespace: Namespace
+    area: Area
+    copy: Copy
+    key: BlockKey | None = None
+
+    @property
+    def tier(self) -> Tier:
+        """Where the block goes at commit."""
+        return Tier.DEVICE if self.area is Area.DEVICE else Tier.HOST
+
+
+@dataclass(slots=True)
+class Lease:
+    """An owned, named, timed right. ``pins`` are copy numbers, ``holds`` slots, ``buffers`` ranges by key."""
+
+    lease_id: LeaseId
+    session: Session
+    name: str
+    ttl_ms: int
+    deadline: float
+    pins: set[int] = field(default_factory=set)
+    holds: set[int] = field(default_factory=set)
+    buffers: dict[BlockKey, list[tuple[int, int]]] = field(default_factory=dict)
+    ended: bool = False
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the session's buffer that this lease keeps."""
+        return sum(nbytes for ranges in self.buffers.values() for _, nbytes in ranges)
+
+
+@dataclass(slots=True)
+class Job:
+    """A fetch or prefetch under way; ``result`` is its answer so far, ``done`` is set when it is final."""
+
+    job_id: JobId
+    session: Session
+    result: FetchResult
+    done: threading.Event = field(default_factory=threading.Event)
+    announce: bool = False
+    """Whether its end is told to ``on_job_done``: set when nobody waits for it."""
+    finished_at: float | None = None
+
+
+class Owners:
+    """Tables of everything that belongs to a session."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[SessionId, Session] = {}
+        self.reservations: dict[ReservationId, Reservation] = {}
+        self.leases: dict[LeaseId, Lease] = {}
+        self.jobs: dict[JobId, Job] = {}
+        self.uncommitted: dict[BlockKey, int] = {}
+        """Keys that someone reserved and has not committed yet, with how many did."""
+        self.operator_pins: dict[str, dict[NamespaceId, set[int]]] = {}
+        self._deadlines: list[tuple[float, LeaseId]] = []
+        self._last = 0
+
+    def next_id(self) -> int:
+        """A number that was not used before in this process; ids of all kinds share it, so none can pass for another."""
+        self._last += 1
+        return self._last
+
+    def session(self, session_id: SessionId) -> Session:
+        """Raises Unauthenticated if it is unknown or has ended."""
+        found = self.sessions.get(session_id)
+        if found is None:
+            raise Unauthenticated(f"session {session_id} is unknown or has ended", field="session", value=session_id)
+        return found
+
+    def lease(self, session: Session, lease_id: LeaseId, now: float) -> Lease:
+        """The session's own live lease; raises UnknownLease."""
+        found = self.leases.get(lease_id)
+        if found is None or found.session is not session or found.deadline <= now:
+            raise UnknownLease(
+                f"lease {lease_id} is unknown, has ended or has expired", field="lease_id", value=lease_id
+            )
+        return found
+
+    def add_lease(self, lease: Lease) -> None:
+        """Enter a new lease."""
+        self.leases[lease.lease_id] = lease
+        lease.session.leases.add(lease.lease_id)
+        heapq.heappush(self._deadlines, (lease.deadline, lease.lease_id))
+
+    def expired(self, now: float) -> Iterator[Lease]:
+        """Leases whose time has run out; the caller ends each before it takes the next."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, lease_id = heapq.heappop(self._deadlines)
+            lease = self.leases.get(lease_id)
+            if lease is None:
+                continue
+            if lease.deadline > now:
+                # Renewed since it was put here: its entry moves to the time it has now.
+                heapq.heappush(self._deadlines, (lease.deadline, lease_id))
+            else:
+                yield lease
+
+    def reservation(self, session: Session, reservation_id: ReservationId) -> Reservation:
+        """The session's own open reservation; raises UnknownReservation."""
+        found = self.reservations.get(reservation_id)
+        if found is None or found.session is not session:
+            raise UnknownReservation(
+                f"reservation {reservation_id} is unknown or finished", field="reservation_ids", value=reservation_id
+            )
+        return found
+
+    def add_reservation(self, reservation: Reservation) -> None:
+        """Enter a new reservation."""
+        self.reservations[reservation.reservation_id] = reservation
+        reservation.session.reservations.add(reservation.reservation_id)
+        if reservation.key is not None:
+            self.uncommitted[reservation.key] = self.uncommitted.get(reservation.key, 0) + 1
+
+    def take_reservation(self, reservation: Reservation) -> None:
+        """Take a reservation off the tables: it can not be committed or aborted any more."""
+        del self.reservations[reservation.reservation_id]
+        reservation.session.reservations.discard(reservation.reservation_id)
+        if reservation.key is not None:
+            left = self.uncommitted[reservation.key] - 1
+            if left:
+                self.uncommitted[reservation.key] = left
+            else:
+                del self.uncommitted[reservation.key]
+
+    def job(self, session: Session, job_id: JobId) -> Job:
+        """The session's own job; raises UnknownJob."""
+        found = self.jobs.get(job_id)
+        if found is None or found.session is not session:
+            raise UnknownJob(f"job {job_id} is unknown or its answer was read", field="job_id", value=job_id)
+        return found
+
+    def take_job(self, job: Job) -> None:
+        """Forget a job."""
+        self.jobs.pop(job.job_id, None)
+        job.session.jobs.discard(job.job_id)
+
+    def require_room(self, what: str, present: int, limit: int) -> None:
+        """Raise ResourceExhausted at a bound."""
+        if present >= limit:
+            raise ResourceExhausted(f"{present} {what} are open; the bound is store.{what}_max = {limit}", field=what)

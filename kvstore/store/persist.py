@@ -1,0 +1,137 @@
+"""Towards cold: HOST to SSD, in extents: runs of one chain, written together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from kvstore.core.errors import TierFull, TierUnavailable
+from kvstore.core.types import Reason, Tier
+from kvstore.store.movement import Failures, Fill, Movement
+from kvstore.store.namespaces import Namespace
+from kvstore.store.promote import Promoter
+from kvstore.tiers.base import BlockWrite, DiskTier
+
+log = logging.getLogger(__name__)
+
+FULL_TRIES_MAX = 4
+"""How often a write that found the disk full is tried again, each time after dropping twice as much."""
+
+
+class Persister:
+    """Writes to SSD. Callers hold refs on the slots that they name."""
+
+    def __init__(self, movement: Movement, promoter: Promoter) -> None:
+        self._movement = movement
+        self._state = movement.state
+        self._promoter = promoter
+        movement.demotions[Tier.HOST] = self.to_ssd
+
+    def to_ssd(self, slots: Sequence[int], *, durable: bool = False) -> Failures:
+        """Make READY copies on SSD; a block that is on DEVICE only is copied to HOST first."""
+        if self._state.disk is None:
+            return dict.fromkeys(slots, Reason.TIER_UNAVAILABLE)
+        with self._state.locked() as book:
+            device_only = [s for s in slots if book.index.residency[s] == Tier.DEVICE.bit]
+        failures = self._promoter.to_host(device_only)
+        left = [slot for slot in slots if slot not in failures]
+        failures.update(self._movement.fill(left, Tier.SSD, (Tier.HOST,), _Writer(self._movement, durable)))
+        return failures
+
+    def with_ancestors(self, slots: Iterable[int]) -> list[int]:
+        """These and every ancestor that is not on SSD, parents first, with a ref each: what makes them reachable again."""
+        found: dict[int, None] = {}
+        with self._state.locked() as book:
+            for slot in slots:
+                lineage = [slot]
+                parent = book.index.parent[slot]
+                while parent >= 0 and parent not in found and not book.has(parent, Tier.SSD):
+                    lineage.append(parent)
+                    parent = book.index.parent[parent]
+                for one in reversed(lineage):
+                    if one not in found and book.index.residency[one]:
+                        book.ref(one)
+                        found[one] = None
+        return list(found)
+
+
+class _Writer:
+    """The work of one ``Movement.fill`` of SSD."""
+
+    def __init__(self, movement: Movement, durable: bool) -> None:
+        self._movement = movement
+        self._state = movement.state
+        self._durable = durable
+
+    def __call__(self, fills: list[Fill], failures: Failures) -> None:
+        for run in extents(fills, self._state.config.extent_blocks_max):
+            reason = self._write_run(run)
+            if reason is not None:
+                failures.update((fill.slot, reason) for fill in run)
+                with self._state.locked() as book:
+                    book.counters.count(f"ssd_writes_dropped_{reason.name.lower()}", len(run))
+
+    def _write_run(self, run: list[Fill]) -> Reason | None:
+        disk, host = self._state.disk, self._state.arenas[Tier.HOST]
+        if disk is None:
+            return Reason.TIER_UNAVAILABLE
+        namespace = run[0].namespace
+        blocks = [
+            BlockWrite(fill.key, fill.parent, fill.codec, host.view(fill.source_place, fill.copy.nbytes))
+            for fill in run
+        ]
+        nbytes = sum(fill.copy.nbytes for fill in run)
+        for attempt in range(FULL_TRIES_MAX):
+            try:
+                self._know_namespace(disk, namespace)
+                handles = disk.write(namespace.namespace_id, blocks, durable=self._durable)
+            except TierFull:
+                if not self._make_room(disk, nbytes << attempt):
+                    return Reason.NO_SPACE
+                continue
+            except TierUnavailable as error:
+                log.warning("a write of %d blocks to SSD was dropped: %s", len(run), error)
+                self._movement.look_at_disk()
+                return Reason.TIER_UNAVAILABLE
+            for fill, handle in zip(run, handles, strict=True):
+                fill.copy.place = handle
+                fill.well = True
+            self._count(run, nbytes)
+            return None
+        return Reason.NO_SPACE
+
+    def _count(self, run: list[Fill], nbytes: int) -> None:
+        with self._state.locked() as book:
+            book.counters.count("ssd_blocks_written", len(run))
+            book.counters.count("ssd_bytes_written", nbytes)
+            if not self._durable:
+                self._state.unsynced_writes += 1
+
+    def _know_namespace(self, disk: DiskTier, namespace: Namespace) -> None:
+        if not namespace.on_disk:
+            disk.put_namespace(namespace.spec, namespace.policy, namespace.name)
+            with self._state.locked():
+                namespace.on_disk = True
+
+    def _make_room(self, disk: DiskTier, nbytes: int) -> bool:
+        """Drop the coldest blocks on SSD and take their space back; False if nothing can go."""
+        if not self._movement.make_room(Tier.SSD, nbytes, total=True):
+            return False
+        try:
+            disk.reclaim(nbytes)
+        except TierUnavailable as error:
+            log.warning("space on SSD could not be reclaimed: %s", error)
+            return False
+        return True
+
+
+def extents(fills: Sequence[Fill], blocks_max: int) -> list[list[Fill]]:
+    """Cut moves into runs in which each block is the parent of the next, of one namespace, at most ``blocks_max`` long."""
+    runs: list[list[Fill]] = []
+    for fill in fills:
+        last = runs[-1] if runs else []
+        if last and len(last) < blocks_max and fill.parent == last[-1].key and fill.namespace is last[0].namespace:
+            last.append(fill)
+        else:
+            runs.append([fill])
+    return runs

@@ -1,0 +1,18 @@
+"""Where the slices of a copy lie, as callers are told."""
+
+from __future__ import annotations
+
+from kvstore.core.types import Area, Codec, Place, Tier
+from kvstore.store.book import Book
+
+
+def place_of(book: Book, slot: int, tier: Tier, first_layer: int = 0) -> Place:
+    """Place of the slices from ``first_layer`` on of a READY copy in an arena. Called with the lock held."""
+    layout = book.namespace(slot).layout
+    offset = book.index.offset(slot, tier)
+    if tier is Tier.DEVICE:
+        stride = layout.raw_slice_stride
+        return Place(Area.DEVICE, offset + first_layer * stride, stride, Codec.RAW)
+    codec = book.codec(slot)
+    stride = layout.of_codec(codec)[1]
+    return Place(Area.HOST, offset + layout.header_bytes + first_layer * stride, stride, codec)

@@ -1,0 +1,162 @@
+"""Towards hot: SSD to HOST, HOST to DEVICE, and anything to a session's buffer. And DEVICE to HOST, its copy down."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kvstore.core.errors import CorruptBlock, TierError
+from kvstore.core.types import Reason, Tier
+from kvstore.store import copies
+from kvstore.store.movement import Failures, Fill, Movement
+from kvstore.tiers.base import BlockRead, DeviceArena, DiskHandle, ReadStatus
+
+log = logging.getLogger(__name__)
+
+READ_BYTES_MAX: Final = 64 << 20
+"""Most bytes of one call to the disk: what is read becomes visible call by call."""
+
+READ_BLOCKS_MAX: Final = 64
+"""Most blocks of one call to the disk."""
+
+
+class Promoter:
+    """Fills of HOST and DEVICE. Callers hold refs on the slots that they name."""
+
+    def __init__(self, movement: Movement, device: DeviceArena | None) -> None:
+        self._movement = movement
+        self._state = movement.state
+        self._device = device
+        movement.demotions[Tier.DEVICE] = self.to_host
+
+    def to_host(self, slots: Iterable[int]) -> Failures:
+        """Make READY copies in HOST, from DEVICE if a block is there, else from SSD."""
+        return self._movement.fill(slots, Tier.HOST, (Tier.DEVICE, Tier.SSD), self._fill_host)
+
+    def to_device(self, slots: Sequence[int]) -> Failures:
+        """Make READY copies in DEVICE, by way of HOST."""
+        failures: Failures = {}
+        left = list(slots)
+        # A HOST copy that was just made may be dropped for space before it is read: then it is made again.
+        for _ in range(4):
+            failures = self.to_host(self._without(left, Tier.DEVICE))
+            left = [slot for slot in left if slot not in failures]
+            done = self._movement.fill(left, Tier.DEVICE, (Tier.HOST,), self._fill_device)
+            failures.update((slot, reason) for slot, reason in done.items() if reason is Reason.NO_SPACE)
+            left = [slot for slot in self._without(left, Tier.DEVICE) if slot not in failures]
+            if not left:
+                break
+        failures.update(dict.fromkeys(left, Reason.NO_SPACE))
+        return failures
+
+    def _without(self, slots: Iterable[int], tier: Tier) -> list[int]:
+        with self._state.locked() as book:
+            return [slot for slot in slots if not book.has(slot, tier)]
+
+    def _fill_host(self, fills: list[Fill], failures: Failures) -> None:
+        from_disk: list[Fill] = []
+        for fill in fills:
+            if fill.source is Tier.SSD:
+                from_disk.append(fill)
+            else:
+                self._encode(fill, failures)
+        while from_disk:
+            batch: list[Fill] = []
+            nbytes = 0
+            while from_disk and len(batch) < READ_BLOCKS_MAX and nbytes < READ_BYTES_MAX:
+                fill = from_disk.pop(0)
+                if self._take(fill, failures):
+                    batch.append(fill)
+                    nbytes += fill.copy.nbytes
+            self._read(batch, failures)
+
+    def _take(self, fill: Fill, failures: Failures) -> bool:
+        offset = self._movement.take(fill.copy.tier, fill.copy.nbytes)
+        if offset is None:
+            failures[fill.slot] = Reason.NO_SPACE
+            return False
+        fill.copy.place = offset
+        return True
+
+    def _encode(self, fill: Fill, failures: Failures) -> None:
+        host, device = self._state.arenas[Tier.HOST], self._device
+        if device is None or not self._take(fill, failures):
+            return
+        arguments = (fill.namespace, (fill.key, fill.parent), device, fill.source_place)
+        try:
+            stored = host.view(fill.copy.place, fill.copy.nbytes)
+            fill.codec = copies.store_from_device(*arguments, stored)
+        except TierError:
+            # The block has values that its codec can not hold, so it stays raw, which needs a larger range.
+            host.free(fill.copy.place, fill.copy.nbytes)
+            fill.copy.place = -1
+            fill.copy.nbytes = fill.namespace.layout.raw_stored_bytes
+            if not self._take(fill, failures):
+                return
+            fill.codec = copies.store_from_device(*arguments, host.view(fill.copy.place, fill.copy.nbytes))
+        fill.well = True
+
+    def _read(self, fills: list[Fill], failures: Failures) -> None:
+        disk, host = self._state.disk, self._state.arenas[Tier.HOST]
+        if disk is None or not fills:
+            return
+        reads = [BlockRead(DiskHandle(f.source_place), f.key, host.view(f.copy.place, f.copy.nbytes)) for f in fills]
+        statuses = disk.read(reads)
+        for fill, read, status in zip(fills, reads, statuses, strict=True):
+            if status is ReadStatus.OK:
+                try:
+                    copies.check_stored(fill.namespace, fill.key, fill.codec, read.into, slices=False)
+                    fill.well = True
+                except CorruptBlock as error:
+                    log.error("block %s read from SSD is not what was written: %s", fill.key.hex(), error)
+                    status = ReadStatus.CORRUPT
+            if status is not ReadStatus.OK:
+                failures[fill.slot] = self.failed_read(fill.slot, fill.source_place, status)
+        with self._state.locked() as book:
+            book.counters.count("ssd_promoted", sum(fill.well for fill in fills))
+
+    def failed_read(self, slot: int, handle: int, status: ReadStatus) -> Reason:
+        """Invalidate the entry whose load failed, and say why it is a miss.
+
+        Corrupt or gone: the copy is dropped. Unavailable: kept while the whole tier is degraded (it is not matched
+        then, and comes back with the tier), dropped if only this block can not be read.
+        """
+        degraded = not self._movement.look_at_disk()
+        with self._state.locked() as book:
+            if status is ReadStatus.CORRUPT:
+                book.counters.count("corrupt_blocks")
+            elif status is ReadStatus.UNAVAILABLE:
+                book.counters.count("ssd_reads_failed")
+            if status is ReadStatus.UNAVAILABLE and degraded:
+                return Reason.TIER_UNAVAILABLE
+            reason = _REASONS[status]
+            if book.has(slot, Tier.SSD) and book.index.place[Tier.SSD][slot] == handle:
+                book.drop(slot, Tier.SSD, reason)
+            return reason
+
+    def _fill_device(self, fills: list[Fill], failures: Failures) -> None:
+        host, device = self._state.arenas[Tier.HOST], self._device
+        for fill in fills:
+            if device is None or not self._take(fill, failures):
+                continue
+            layout = fill.namespace.layout
+            slice_bytes, stride, _ = layout.of_codec(fill.codec)
+            source = host.view(fill.source_place + layout.header_bytes, layout.layers * stride)
+            try:
+                device.decode(fill.copy.place, layout, fill.namespace.spec, fill.codec, source)
+            except TierError as error:
+                log.error("block %s can not be decoded (%s of %d bytes): %s",
+                          fill.key.hex(), fill.codec.word, slice_bytes, error)  # fmt: skip
+                failures[fill.slot] = Reason.TIER_UNAVAILABLE
+                continue
+            fill.well = True
+        with self._state.locked() as book:
+            book.counters.count("host_promoted", sum(fill.well for fill in fills))
+
+
+_REASONS = {
+    ReadStatus.CORRUPT: Reason.QUARANTINED,
+    ReadStatus.UNAVAILABLE: Reason.TIER_UNAVAILABLE,
+    ReadStatus.GONE: Reason.EVICTED,
+}

@@ -1,0 +1,165 @@
+"""Blocks come: reserve, commit, abort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvstore.core.errors import InvalidArgument
+from kvstore.core.types import (
+    Area,
+    BlockKey,
+    Busy,
+    Codec,
+    Durability,
+    LeaseId,
+    NamespaceId,
+    Outcome,
+    Place,
+    Reason,
+    ReservationId,
+    SessionId,
+    Tier,
+)  # fmt: skip
+from kvstore.store import validate
+from kvstore.store.api import CommitEntry, CommitResult, ReserveResult
+from kvstore.store.book import Copy
+from kvstore.store.commit import Commit
+from kvstore.store.durable import Durably
+from kvstore.store.index import NONE
+from kvstore.store.lifecycle import Event
+from kvstore.store.movement import Movement
+from kvstore.store.namespaces import Namespace
+from kvstore.store.owners import Reservation, Session
+from kvstore.store.state import State
+from kvstore.store.tenancy import Tenancy
+
+QueueWrites = Callable[[Sequence[int]], None]
+"""Queues blocks to be written to SSD; called with the lock held."""
+
+
+@dataclass(slots=True)
+class _Claims:
+    """Answers of one reserve, an entry a block."""
+
+    outcomes: list[Outcome]
+    ids: list[ReservationId]
+    places: list[Place | None]
+    busy: Busy | None = None
+
+    def add(self, outcome: Outcome, reservation_id: int = 0, place: Place | None = None) -> None:
+        self.outcomes.append(outcome)
+        self.ids.append(ReservationId(reservation_id))
+        self.places.append(place)
+
+
+class Put:
+    """The verbs that bring blocks."""
+
+    def __init__(self, movement: Movement, tenancy: Tenancy, durably: Durably, queue_writes: QueueWrites) -> None:
+        self._state: State = movement.state
+        self._movement = movement
+        self._tenancy = tenancy
+        self._durably = durably
+        self._queue_writes = queue_writes
+
+    def reserve(
+        self, session_id: SessionId, namespace_id: NamespaceId, tier: Tier, keys: Sequence[BlockKey], count: int
+    ) -> ReserveResult:
+        """See ``Cache.reserve``."""
+        state = self._state
+        validate.check_tier(tier, [t for t in (Tier.DEVICE, Tier.HOST) if t in state.arenas])
+        validate.check_reserve(keys, count)
+        entries: Sequence[BlockKey | None] = keys or [None] * count
+        with state.locked() as book:
+            session = state.owners.session(session_id)
+            namespace = state.namespaces.get(namespace_id)
+            if tier is Tier.HOST and session.buffer is None:
+                raise InvalidArgument("tier", "HOST", "DEVICE, since this session was opened without a buffer")
+            open_now = len(state.owners.reservations)
+            state.owners.require_room("reservations", open_now + len(entries) - 1, state.config.reservations_max)
+            self._tenancy.expire_leases()
+            claims = _Claims([], [], [])
+            for key in entries:
+                if key is not None and book.resident(key, namespace) != NONE:
+                    claims.add(Outcome.HIT)
+                elif claims.busy is None:
+                    self._claim(claims, session, namespace, tier, key)
+                else:
+                    claims.add(Outcome.BUSY)
+        return ReserveResult(tuple(claims.outcomes), tuple(claims.ids), tuple(claims.places), claims.busy)
+
+    def _claim(self, claims: _Claims, session: Session, namespace: Namespace, tier: Tier, key: BlockKey | None) -> None:
+        state, layout = self._state, namespace.layout
+        nbytes = layout.device_bytes if tier is Tier.DEVICE else layout.layers * layout.raw_slice_stride
+        if state.draining:
+            claims.busy = self._movement.space.busy(tier, nbytes, Reason.DRAINING)
+            claims.add(Outcome.BUSY)
+            return
+        buffer = session.buffer
+        if tier is Tier.DEVICE:
+            offset = self._movement.space.allocate(tier, nbytes)
+        else:
+            offset = buffer.allocate(nbytes) if buffer is not None else None
+        if offset is None:
+            free = buffer.capacity_bytes - buffer.used_bytes if buffer is not None else 0
+            on_device = tier is Tier.DEVICE
+            claims.busy = self._movement.space.busy(tier, nbytes) if on_device else Busy(tier, nbytes, free, 0)
+            claims.add(Outcome.BUSY)
+            return
+        area = Area.DEVICE if tier is Tier.DEVICE else Area.BUFFER
+        copy = Copy(tier, nbytes, place=offset)
+        copy.advance(Event.RESERVE)
+        reservation = Reservation(ReservationId(state.owners.next_id()), session, namespace, area, copy, key)
+        state.owners.add_reservation(reservation)
+        if area is Area.DEVICE:
+            state.reserved_bytes += nbytes
+        claims.add(Outcome.PENDING, reservation.reservation_id, Place(area, offset, layout.raw_slice_stride, Codec.RAW))
+
+    def abort(self, session_id: SessionId, reservation_ids: Sequence[ReservationId]) -> int:
+        """See ``Cache.abort``."""
+        validate.check_count("reservation_ids", len(reservation_ids))
+        with self._state.locked():
+            session = self._state.owners.session(session_id)
+            known = list(dict.fromkeys(r for r in reservation_ids if r in session.reservations))
+            self._tenancy.give_back_reservations(known)
+        return len(known)
+
+    def commit(
+        self,
+        session_id: SessionId,
+        namespace_id: NamespaceId,
+        entries: Sequence[CommitEntry],
+        token_ids: Sequence[int],
+        durability: Durability | None,
+        lease_id: LeaseId | None,
+    ) -> CommitResult:
+        """See ``Cache.commit``."""
+        state = self._state
+        validate.check_count("reservation_ids", len(entries))
+        with state.locked():
+            state.owners.session(session_id)
+            namespace = state.namespaces.get(namespace_id)
+        validate.check_commit(namespace, entries, token_ids)
+        wanted = namespace.policy.durability if durability is None else durability
+        if wanted is Durability.DURABLE and state.disk is None:
+            raise InvalidArgument("durability", "DURABLE", "MEMORY, since this store has no SSD tier")
+        commit = Commit(self._movement, self._tenancy, namespace, entries, token_ids)
+        with state.locked():
+            commit.begin(state.owners.session(session_id), lease_id)
+        try:
+            commit.copy()
+        finally:
+            with state.locked() as book:
+                commit.publish()
+                if wanted is not Durability.DURABLE:
+                    self._queue_writes(commit.to_write())
+                for slot in commit.slots:
+                    book.ref(slot)
+        try:
+            failures = self._durably.write(commit.slots) if wanted is Durability.DURABLE else {}
+        finally:
+            with state.locked() as book:
+                for slot in commit.slots:
+                    book.unref(slot)
+        return commit.result(failures)

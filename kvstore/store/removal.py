@@ -1,0 +1,130 @@
+"""Blocks go because someone asked: remove, evict, and the operator's pins that forbid it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.core.errors import InvalidArgument
+from kvstore.core.types import BlockKey, NamespaceId, Outcome, Reason, SessionId, Tier
+from kvstore.store import validate
+from kvstore.store.book import copy_number
+from kvstore.store.index import NONE
+from kvstore.store.movement import Movement
+from kvstore.store.report import EvictReport
+
+
+class Removal:
+    """The verbs that drop blocks, and operators' pins."""
+
+    def __init__(self, movement: Movement) -> None:
+        self._movement = movement
+        self._state = movement.state
+
+    def remove(self, session_id: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
+        """See ``Cache.remove``. Children of a removed block stay, unreachable from the root, until they are evicted."""
+        validate.check_keys(keys)
+        outcomes: dict[BlockKey, Outcome] = {}
+        with self._state.locked() as book:
+            self._state.owners.session(session_id)
+            namespace = self._state.namespaces.get(namespace_id)
+            known = {key: book.resident(key, namespace) for key in keys}
+            # Deepest first, so that a whole chain goes without leaving ghosts.
+            for key in sorted(known, key=lambda k: -book.index.depth[known[k]] if known[k] != NONE else 1):
+                slot = known[key]
+                if slot == NONE:
+                    outcomes[key] = Outcome.MISS
+                elif slot in book.holds or any(copy_number(slot, tier) in book.pins for tier in Tier):
+                    outcomes[key] = Outcome.BUSY
+                else:
+                    book.drop_everywhere(slot, Reason.REMOVED)
+                    outcomes[key] = Outcome.HIT
+            self._state.changed.notify_all()
+        return tuple(outcomes[key] for key in keys)
+
+    def evict(self, tier: Tier, namespace_id: NamespaceId | None, keys: Sequence[BlockKey], nbytes: int) -> EvictReport:
+        """See ``Store.evict``."""
+        validate.check_keys(keys)
+        validate.check_tier(tier, self._tiers())
+        if keys and nbytes:
+            raise InvalidArgument("bytes", nbytes, "0 when keys are given")
+        if nbytes < 0 or (not keys and not nbytes):
+            raise InvalidArgument("bytes", nbytes, "1 or more when no keys are given")
+        if keys and namespace_id is None:
+            raise InvalidArgument("namespace_id", "empty", "the namespace of the keys")
+        before = self._level(tier)
+        outcomes: tuple[Outcome, ...] = ()
+        if namespace_id is not None and keys:
+            outcomes = self._evict_keys(tier, namespace_id, keys)
+        else:
+            self._movement.make_room(tier, nbytes, total=True)
+        after = self._level(tier)
+        return EvictReport(max(before[0] - after[0], 0), max(before[1] - after[1], 0), outcomes)
+
+    def _tiers(self) -> list[Tier]:
+        state = self._state
+        return [tier for tier in Tier if tier in state.arenas or (tier is Tier.SSD and state.disk is not None)]
+
+    def _level(self, tier: Tier) -> tuple[int, int]:
+        with self._state.locked() as book:
+            return book.blocks[tier], book.bytes[tier]
+
+    def _evict_keys(self, tier: Tier, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
+        with self._state.locked() as book:
+            namespace = self._state.namespaces.get(namespace_id)
+            slots = {key: book.resident(key, namespace) for key in keys}
+            depth = {key: book.index.depth[slot] if slot != NONE else 0 for key, slot in slots.items()}
+            for slot in slots.values():
+                if slot != NONE:
+                    book.ref(slot)
+        outcomes = dict.fromkeys(keys, Outcome.MISS)
+        try:
+            for key in sorted(slots, key=lambda k: -depth[k]):
+                if slots[key] != NONE:
+                    outcomes[key] = self._movement.evict_one(slots[key], tier)
+        finally:
+            with self._state.locked() as book:
+                for slot in slots.values():
+                    if slot != NONE:
+                        book.unref(slot)
+        return tuple(outcomes[key] for key in keys)
+
+    def pin(self, name: str, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
+        """See ``Store.pin``."""
+        validate.check_keys(keys)
+        validate.check_pin_name(name)
+        outcomes = []
+        with self._state.locked() as book:
+            namespace = self._state.namespaces.get(namespace_id)
+            for key in keys:
+                slot = book.resident(key, namespace)
+                outcomes.append(Outcome.MISS if slot == NONE else Outcome.HIT)
+                if slot == NONE:
+                    continue
+                held = self._state.owners.operator_pins.setdefault(name, {}).setdefault(namespace_id, set())
+                if slot not in held:
+                    held.add(slot)
+                    book.hold(slot)
+        return tuple(outcomes)
+
+    def unpin(self, name: str, namespace_id: NamespaceId | None, keys: Sequence[BlockKey]) -> int:
+        """See ``Store.unpin``."""
+        validate.check_keys(keys)
+        validate.check_pin_name(name)
+        if keys and namespace_id is None:
+            raise InvalidArgument("namespace_id", "empty", "the namespace of the keys")
+        released = 0
+        with self._state.locked() as book:
+            pins = self._state.owners.operator_pins
+            by_namespace = pins.get(name, {})
+            for owner in [namespace_id] if namespace_id is not None else list(by_namespace):
+                held = by_namespace.get(owner, set())
+                named = {book.index.slots.get(key, NONE) for key in keys} if keys else set(held)
+                for slot in held & named:
+                    held.remove(slot)
+                    book.unhold(slot)
+                    released += 1
+                if not held:
+                    by_namespace.pop(owner, None)
+            if not by_namespace:
+                pins.pop(name, None)
+        return released

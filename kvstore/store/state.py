@@ -1,0 +1,87 @@
+"""Everything that the store's one lock guards, and the lock.
+
+``State.locked()`` is the way in (``match``, which changes and leaves nothing, takes ``lock`` itself). The lock guards ``book`` (index, lists, pins, fills, events, tombstones,
+counters), ``namespaces``, ``owners`` (sessions, reservations, leases, jobs), ``draining``,
+``readable``, ``reserved_bytes`` and ``unsynced_writes``. It is never
+held across a copy, a sync, a disk call or a callback: what a locked section leaves to be done (dropped disk
+handles, events to announce, buffers to unmap, jobs to announce) is done after it was released. The order of locks is: this lock,
+then a tier's own; a tier never calls back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvstore.core.clock import Clock
+from kvstore.core.types import Tier
+from kvstore.store.book import Book
+from kvstore.store.config import StoreConfig
+from kvstore.store.namespaces import NamespaceTable
+from kvstore.store.owners import Owners
+from kvstore.tiers.base import Arena, DiskTier
+
+
+class State:
+    """The tables, the lock, and the tiers they speak of."""
+
+    def __init__(self, config: StoreConfig, arenas: dict[Tier, Arena], disk: DiskTier | None, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
+        self.arenas = arenas
+        self.disk = disk
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        """Notified when a fill or I/O has ended."""
+        self.namespaces = NamespaceTable(config.namespaces_max)
+        self.book = Book(self.namespaces, arenas, clock, (config.events_max, config.tombstones_max))
+        self.owners = Owners()
+        self.draining = False
+        self.readable = 0b111 if disk is not None else 0b011
+        """Residency bits that can be read now: without SSD's while that tier is degraded."""
+        self.reserved_bytes = 0
+        """Bytes of DEVICE that are reserved and not committed."""
+        self.unsynced_writes = 0
+        """Writes to SSD that were not synced when they returned, since the last flush began."""
+        self._later: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
+
+    @contextmanager
+    def locked(self) -> Iterator[Book]:
+        """Hold the lock; afterwards, without it, do what the section left to be done."""
+        try:
+            with self.lock:
+                try:
+                    yield self.book
+                finally:
+                    told = self.book.news.publish()
+                    handles, self.book.dropped_handles = self.book.dropped_handles, []
+                    later, self._later = self._later, []
+        finally:
+            if handles and self.disk is not None:
+                self.disk.drop(handles)
+            for action in later:
+                action()
+            if told:
+                for listener in tuple(self._listeners):
+                    listener()
+
+    def afterwards(self, action: Callable[[], None]) -> None:
+        """Within a locked section: run ``action`` once the lock is released."""
+        self._later.append(action)
+
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback`` after sections that told events; returns what ends it."""
+        self._listeners.append(callback)
+
+        def unsubscribe() -> None:
+            if callback in self._listeners:
+                self._listeners.remove(callback)
+
+        return unsubscribe
+
+    @property
+    def disk_ready(self) -> bool:
+        """Whether SSD takes writes and answers reads, as far as is known."""
+        return bool(self.readable & Tier.SSD.bit)

@@ -1,0 +1,220 @@
+"""Sessions and leases: opening, ending, and what goes with them. Their end frees everything that they own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvstore.core.errors import InvalidArgument, Unavailable
+from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, ReservationId, SessionId, Tier
+from kvstore.store import validate
+from kvstore.store.index import NONE
+from kvstore.store.lifecycle import Event
+from kvstore.store.owners import Lease, Reservation, Session
+from kvstore.store.report import SessionHandle
+from kvstore.store.state import State
+from kvstore.tiers.base import Arena
+from kvstore.tiers.host import BufferArena
+
+MakeBuffer = Callable[[int], Arena]
+
+
+class Tenancy:
+    """Sessions and leases of one store."""
+
+    def __init__(self, state: State, make_buffer: MakeBuffer = BufferArena) -> None:
+        self._state = state
+        self._make_buffer = make_buffer
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def open_session(self, name: str, buffer_bytes: int, uid: int, pid: int, remote: bool) -> SessionHandle:
+        """See ``Store.open_session``. Faults the buffer in, outside the lock."""
+        state = self._state
+        validate.check_session(name, buffer_bytes, state.config.buffer_bytes_max)
+        with state.locked():
+            self._require_sessions()
+        buffer = self._make_buffer(buffer_bytes) if buffer_bytes else None
+        try:
+            with state.locked():
+                self._require_sessions()
+                session = Session(SessionId(state.owners.next_id()), name, uid, pid, remote, buffer)
+                state.owners.sessions[session.session_id] = session
+        except BaseException:
+            if buffer is not None:
+                buffer.close()
+            raise
+        fd = getattr(buffer, "fd", -1)
+        return SessionHandle(session.session_id, name, buffer.capacity_bytes if buffer else 0, fd)
+
+    def _require_sessions(self) -> None:
+        owners = self._state.owners
+        owners.require_room("sessions", len(owners.sessions), self._state.config.sessions_max)
+
+    def close_session(self, session_id: SessionId) -> None:
+        """See ``Store.close_session``."""
+        state = self._state
+        with state.locked() as book:
+            session = state.owners.sessions.pop(session_id, None)
+            if session is None:
+                return
+            session.ended = True
+            for lease_id in tuple(session.leases):
+                self.end_lease(state.owners.leases[lease_id])
+            self.give_back_reservations(tuple(session.reservations))
+            for job_id in tuple(session.jobs):
+                state.owners.take_job(state.owners.jobs[job_id])
+            book.counters.count("sessions_ended")
+            self._close_buffer_if_idle(session)
+
+    def memory(self, session_id: SessionId, area: Area) -> memoryview:
+        """See ``Store.memory``."""
+        with self._state.locked():
+            session = self._state.owners.session(session_id)
+        if area is Area.BUFFER and session.buffer is not None:
+            return session.buffer.view(0, session.buffer.capacity_bytes)
+        tier = {Area.HOST: Tier.HOST, Area.DEVICE: Tier.DEVICE}.get(area)
+        arena = self._state.arenas.get(tier) if tier else None
+        if arena is None:
+            raise Unavailable(f"this session has no {area.name} memory", field="area", value=area.name)
+        whole = arena.view(0, arena.capacity_bytes)
+        return whole.toreadonly() if area is Area.HOST else whole
+
+    def buffer_io_end(self, session: Session) -> None:
+        """A job no longer lands bytes in the session's buffer. Called with the lock held."""
+        session.buffer_io -= 1
+        self._close_buffer_if_idle(session)
+
+    def _close_buffer_if_idle(self, session: Session) -> None:
+        if session.ended and session.buffer_io == 0 and session.buffer is not None:
+            self._state.afterwards(session.buffer.close)
+            session.buffer = None
+
+    def give_back_reservations(self, reservation_ids: Sequence[ReservationId]) -> None:
+        """Abort reservations that are known to exist. Called with the lock held."""
+        owners = self._state.owners
+        for reservation_id in reservation_ids:
+            reservation = owners.reservations[reservation_id]
+            owners.take_reservation(reservation)
+            reservation.copy.advance(Event.ABORT)
+            if reservation.area is Area.DEVICE:
+                self._state.reserved_bytes -= reservation.copy.nbytes
+            self.free_reserved(reservation)
+
+    def free_reserved(self, reservation: Reservation) -> None:
+        """Give the range of a finished reservation back. Called with the lock held."""
+        buffer = reservation.session.buffer
+        if reservation.area is Area.DEVICE:
+            self._state.arenas[Tier.DEVICE].free(reservation.copy.place, reservation.copy.nbytes)
+        elif buffer is not None:
+            buffer.free(reservation.copy.place, reservation.copy.nbytes)
+
+    # -- leases --------------------------------------------------------------------------------------------------
+
+    def grant(self, session_id: SessionId, name: str, ttl_ms: int) -> LeaseId:
+        """See ``Cache.grant_lease``."""
+        state = self._state
+        validate.check_lease(name, ttl_ms, state.config.lease_ttl_ms_max)
+        with state.locked():
+            session = state.owners.session(session_id)
+            self.expire_leases()
+            state.owners.require_room("leases", len(state.owners.leases), state.config.leases_max)
+            lease_id = LeaseId(state.owners.next_id())
+            state.owners.add_lease(Lease(lease_id, session, name, ttl_ms, state.clock.now() + ttl_ms / 1000))
+        return lease_id
+
+    def renew(self, session_id: SessionId, lease_id: LeaseId) -> int:
+        """See ``Store.renew_lease``."""
+        with self._state.locked():
+            lease = self.lease(session_id, lease_id)
+            lease.deadline = self._state.clock.now() + lease.ttl_ms / 1000
+            return lease.ttl_ms
+
+    def hold(
+        self, session_id: SessionId, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]
+    ) -> tuple[bool, ...]:
+        """See ``Cache.hold``."""
+        validate.check_keys(keys)
+        with self._state.locked() as book:
+            lease = self.lease(session_id, lease_id)
+            namespace = self._state.namespaces.get(namespace_id)
+            held = []
+            for key in keys:
+                slot = book.resident(key, namespace)
+                held.append(slot != NONE)
+                if slot != NONE and slot not in lease.holds:
+                    lease.holds.add(slot)
+                    book.hold(slot)
+        return tuple(held)
+
+    def release(
+        self, session_id: SessionId, lease_id: LeaseId, namespace_id: NamespaceId | None, keys: Sequence[BlockKey]
+    ) -> int:
+        """See ``Cache.release``."""
+        validate.check_keys(keys)
+        if keys and namespace_id is None:
+            raise InvalidArgument("namespace_id", "empty", "the namespace of the keys")
+        with self._state.locked():
+            lease = self.lease(session_id, lease_id)
+            if namespace_id is None:
+                return self.end_lease(lease)
+            self._state.namespaces.get(namespace_id)
+            return self._release_keys(lease, keys)
+
+    def lease(self, session_id: SessionId, lease_id: LeaseId) -> Lease:
+        """The session's live lease; raises Unauthenticated or UnknownLease. Called with the lock held."""
+        owners, now = self._state.owners, self._state.clock.now()
+        session = owners.session(session_id)
+        found = owners.leases.get(lease_id)
+        if found is not None and found.deadline <= now:
+            self.expire_leases()
+        return owners.lease(session, lease_id, now)
+
+    def expire_leases(self) -> None:
+        """End the leases whose time has run out. Called with the lock held."""
+        for lease in self._state.owners.expired(self._state.clock.now()):
+            self.end_lease(lease)
+            self._state.book.counters.count("leases_expired")
+
+    def end_lease(self, lease: Lease) -> int:
+        """Free everything that the lease holds; returns how many things. Called with the lock held."""
+        owners, book = self._state.owners, self._state.book
+        del owners.leases[lease.lease_id]
+        lease.session.leases.discard(lease.lease_id)
+        lease.ended = True
+        released = len(lease.pins) + len(lease.holds)
+        # Children first, so that parents end up hotter: the deepest block of a chain goes to the hot end first.
+        for number in sorted(lease.pins, key=lambda n: -book.index.depth[n >> 2]):
+            book.unpin(number)
+        for slot in lease.holds:
+            book.unhold(slot)
+        for ranges in lease.buffers.values():
+            released += self._free_buffers(lease, ranges)
+        lease.pins.clear()
+        lease.holds.clear()
+        lease.buffers.clear()
+        return released
+
+    def _release_keys(self, lease: Lease, keys: Sequence[BlockKey]) -> int:
+        book, released = self._state.book, 0
+        for key in reversed(keys):
+            released += self._free_buffers(lease, lease.buffers.pop(key, []))
+            slot = book.index.slots.get(key, NONE)
+            if slot == NONE:
+                continue
+            for tier in Tier:
+                number = 4 * slot + tier
+                if number in lease.pins:
+                    lease.pins.remove(number)
+                    book.unpin(number)
+                    released += 1
+            if slot in lease.holds:
+                lease.holds.remove(slot)
+                book.unhold(slot)
+                released += 1
+        return released
+
+    def _free_buffers(self, lease: Lease, ranges: list[tuple[int, int]]) -> int:
+        if lease.session.buffer is not None:
+            for offset, nbytes in ranges:
+                lease.session.buffer.free(offset, nbytes)
+        return len(ranges)

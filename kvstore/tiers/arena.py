@@ -1,0 +1,120 @@
+"""Ranges of an arena: a best-fit allocator in pages of 4,096 bytes, O(log n) in the number of holes.
+
+Holes are kept by start, by end (to join neighbours) and by size: a heap of starts for each size, with entries that
+no longer hold left in the heap until they come up. The lowest hole of the smallest size that fits is taken, so a
+namespace's blocks, all of one size, leave holes that the next block fills exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from typing import Final
+
+from kvstore.kernels.layout import align_up
+
+PAGE: Final = 4096
+
+
+class RangeAllocator:
+    """Hands out ranges of ``capacity`` bytes. Its lock guards every field; no call waits for anything else."""
+
+    def __init__(self, capacity: int) -> None:
+        self._lock = threading.Lock()
+        self.capacity = capacity // PAGE * PAGE
+        self._used = 0
+        self._taken: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._sizes: list[int] = []
+        self._heaps: dict[int, list[int]] = {}
+        if self.capacity:
+            self._add_hole(0, self.capacity)
+
+    @property
+    def used(self) -> int:
+        """Bytes handed out, rounding included."""
+        return self._used
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Offset of a range of ``nbytes`` rounded up to pages, or None if no hole is large enough."""
+        if nbytes < 1:
+            raise ValueError(f"nbytes is {nbytes}; a range has at least 1 byte")
+        size = align_up(nbytes, PAGE)
+        with self._lock:
+            position = bisect_left(self._sizes, size)
+            if position == len(self._sizes):
+                return None
+            hole = self._sizes[position]
+            start = self._lowest(hole)
+            self._drop_hole(start, hole)
+            if hole > size:
+                self._add_hole(start + size, hole - size)
+            self._taken[start] = size
+            self._used += size
+            return start
+
+    def free(self, offset: int, nbytes: int) -> None:
+        """Give a range back. ValueError if it was not handed out with this offset and size."""
+        size = align_up(nbytes, PAGE)
+        with self._lock:
+            if self._taken.get(offset) != size:
+                raise ValueError(f"{offset}+{nbytes} was not handed out; found {self._taken.get(offset)} bytes there")
+            del self._taken[offset]
+            self._used -= size
+            start, end = offset, offset + size
+            before = self._ends.get(start)
+            if before is not None:
+                self._drop_hole(before, start - before)
+                start = before
+            after = self._starts.get(end)
+            if after is not None:
+                self._drop_hole(end, after)
+                end += after
+            self._add_hole(start, end - start)
+
+    def largest_hole_with(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Bytes of the largest hole that one of ``ranges`` (offset, bytes) would make or join if all were freed."""
+        starts = {offset: align_up(nbytes, PAGE) for offset, nbytes in ranges}
+        with self._lock:
+            best = 0
+            for offset, nbytes in sorted(starts.items()):
+                if offset not in starts:
+                    continue
+                begin = self._ends.get(offset, offset)
+                end = offset + nbytes
+                while (step := starts.pop(end, None) or self._starts.get(end)) is not None:
+                    end += step
+                best = max(best, end - begin)
+            return best
+
+    def _lowest(self, size: int) -> int:
+        heap = self._heaps[size]
+        while self._starts.get(heap[0]) != size:
+            heapq.heappop(heap)
+        return heap[0]
+
+    def _add_hole(self, start: int, size: int) -> None:
+        self._starts[start] = size
+        self._ends[start + size] = start
+        heap = self._heaps.get(size)
+        if heap is None:
+            insort(self._sizes, size)
+            self._heaps[size] = [start]
+        else:
+            heapq.heappush(heap, start)
+            if len(heap) > 64 and len(heap) > 2 * len(self._starts):
+                heap[:] = sorted(s for s in set(heap) if self._starts.get(s) == size)
+
+    def _drop_hole(self, start: int, size: int) -> None:
+        del self._starts[start]
+        del self._ends[start + size]
+        heap = self._heaps[size]
+        # Entries that no longer hold come off the top; when none is left, no hole has this size.
+        while heap and self._starts.get(heap[0]) != size:
+            heapq.heappop(heap)
+        if not heap:
+            del self._heaps[size]
+            del self._sizes[bisect_left(self._sizes, size)]
