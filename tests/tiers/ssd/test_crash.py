@@ -1,0 +1,159 @@
+"""Power cuts after every single mutation of a script, and every single call failing: nothing wrong, nothing lost."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvstore.core.errors import KVStoreError
+from kvstore.core.namespace import NamespacePolicy
+from kvstore.core.types import ROOT_PARENT, BlockKey
+from kvstore.testing.blocks import BlockMaker
+from kvstore.testing.faulty_disk import Crash, FaultyDisk
+from kvstore.tiers.base import BlockRead, ReadStatus
+from kvstore.tiers.ssd import SsdConfig, SsdTier
+
+MAKER = BlockMaker()
+CONFIG = SsdConfig(
+    capacity_bytes=1 << 20, read_threads=2, write_threads=1, commit_interval_s=None, compact_interval_s=None,
+    io_bytes=65536, read_bytes_in_flight=131072, write_bytes_in_flight=131072, journal_bytes=8192,
+)  # fmt: skip
+
+
+@dataclass
+class Ledger:
+    """What the script did: every block it ever wrote, those acknowledged as durable, those whose drop is durable."""
+
+    blocks: dict[BlockKey, bytes] = field(default_factory=dict)
+    durable: set[BlockKey] = field(default_factory=set)
+    dropped: set[BlockKey] = field(default_factory=set)
+    handles: dict[BlockKey, int] = field(default_factory=dict)
+
+
+def open_tier(disk: FaultyDisk, config: SsdConfig = CONFIG) -> SsdTier:
+    return SsdTier("memory", config, port=disk)
+
+
+def write(tier: SsdTier, ledger: Ledger, seeds: range, *, durable: bool) -> None:
+    blocks = MAKER.chain(list(seeds), ROOT_PARENT)
+    ledger.blocks |= {block.key: bytes(block.stored) for block in blocks}
+    handles = tier.write(MAKER.namespace_id, blocks, durable=durable)
+    ledger.handles |= dict(zip((block.key for block in blocks), handles, strict=True))
+    if durable:
+        ledger.durable |= {block.key for block in blocks}
+
+
+def drop(tier: SsdTier, ledger: Ledger, seeds: range) -> None:
+    keys = [MAKER.key(seed) for seed in seeds]
+    # From here on each may be there or not, until the drop is durable.
+    ledger.durable -= set(keys)
+    tier.drop([ledger.handles[key] for key in keys])
+
+
+def script(disk: FaultyDisk, ledger: Ledger) -> None:
+    """Runs, single blocks, drops, a checkpoint, rewriting, reclaim, and a clean restart."""
+    tier = open_tier(disk)
+    try:
+        list(tier.recover())
+        tier.put_namespace(MAKER.spec, NamespacePolicy(), "script")
+        write(tier, ledger, range(6), durable=True)
+        write(tier, ledger, range(10, 12), durable=False)
+        write(tier, ledger, range(20, 23), durable=True)
+        drop(tier, ledger, range(3, 6))
+        tier.flush()
+        ledger.durable |= {MAKER.key(seed) for seed in range(10, 12)}
+        ledger.dropped |= {MAKER.key(seed) for seed in range(3, 6)}
+        for seed in range(100, 120):
+            write(tier, ledger, range(seed, seed + 1), durable=seed % 2 == 0)
+        drop(tier, ledger, range(100, 118))
+        tier.compact(0.1)
+        tier.reclaim(1 << 16)
+        write(tier, ledger, range(200, 204), durable=True)
+        tier.close()
+        tier = open_tier(disk)
+        ledger.handles = {one.key: one.handle for one in tier.recover()}
+        write(tier, ledger, range(300, 303), durable=True)
+        drop(tier, ledger, range(20, 22))
+        tier.compact(0.1)
+        write(tier, ledger, range(400, 401), durable=True)
+    finally:
+        tier.close()
+
+
+def check(disk: FaultyDisk, ledger: Ledger, where: str) -> None:
+    """Reopen: every block found is one that was written, with its bytes; none that is durable is missing."""
+    tier = open_tier(disk)
+    try:
+        found = {one.key: one for one in tier.recover()}
+        assert found.keys() <= ledger.blocks.keys(), f"{where}: phantoms"
+        assert ledger.durable <= found.keys(), f"{where}: lost {len(ledger.durable - found.keys())} durable blocks"
+        assert not ledger.dropped & found.keys(), f"{where}: a dropped block came back"
+        for key, one in found.items():
+            into = memoryview(bytearray(len(ledger.blocks[key])))
+            (status,) = tier.read([BlockRead(one.handle, key, into)])
+            assert status is ReadStatus.OK, f"{where}: {key.hex()} is not whole"
+            assert bytes(into) == ledger.blocks[key], f"{where}: wrong bytes"
+        assert tier.usage().ledger_bytes == disk.used_bytes() <= CONFIG.capacity_bytes, where
+        assert not [name for name in disk.image() if name.endswith(".tmp")], where
+        if MAKER.namespace_id in {spec.namespace_id for spec, _, _ in tier.namespaces()}:
+            write(tier, Ledger(), range(900, 902), durable=True)
+    finally:
+        tier.close()
+
+
+def run(disk: FaultyDisk) -> Ledger:
+    ledger = Ledger()
+    try:
+        script(disk, ledger)
+    except (KVStoreError, OSError):
+        assert disk.cut_after is not None or disk.failed
+    return ledger
+
+
+@pytest.fixture(scope="module")
+def mutations() -> int:
+    disk = FaultyDisk()
+    ledger = run(disk)
+    assert MAKER.key(400) in ledger.durable
+    return disk.mutations
+
+
+@pytest.mark.parametrize("mode", Crash)
+def test_a_cut_after_every_mutation(mutations, mode):
+    for cut in range(mutations + 1):
+        cut_and_check(cut, mode, seeds=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", [Crash.REORDERED, Crash.TORN])
+def test_a_cut_after_every_mutation_with_many_seeds(mutations, mode):
+    for cut in range(mutations + 1):
+        cut_and_check(cut, mode, seeds=20)
+
+
+def cut_and_check(cut: int, mode: Crash, *, seeds: int) -> None:
+    disk = FaultyDisk()
+    disk.cut_after = cut
+    ledger = run(disk)
+    for seed in range(seeds):
+        after = disk.crash(mode, seed * 100003 + cut)
+        check(after, ledger, f"cut after {cut} ({disk.log[-1]}), {mode.value}, seed {seed}")
+
+
+def test_every_call_failing_once(mutations):
+    """Fail call N for N = 1, 2, 3, ... until the script runs through: a failed call never costs a durable block."""
+    number = 0
+    while True:
+        number += 1
+        disk = FaultyDisk()
+        disk.fail = lambda at, _kind, _name, number=number: errno.EIO if at == number else 0
+        ledger = run(disk)
+        if disk.operations < number:
+            break
+        disk.fail = lambda *_: 0
+        check(disk.crash(Crash.KILL), ledger, f"call {number} ({disk.log[number - 1]}) failed")
+        check(disk.crash(Crash.LOST), ledger, f"call {number} ({disk.log[number - 1]}) failed, then power was lost")
+    assert number > mutations
