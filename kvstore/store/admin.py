@@ -59,7 +59,8 @@ class Admin:
             counters.update({f"disk_{name}": value for name, value in health.counters.items()})
         warnings = tuple(w for arena in state.arenas.values() for w in arena.warnings)
         if health is not None and health.state != "ready":
-            warnings += (f"the SSD tier is {health.state}: {health.last_error}; blocks that are only there are misses",)
+            why = f"{health.state}: {health.last_error}"
+            warnings += (f"the SSD tier is {why}; blocks that are only there are misses",)
         return StatusReport(
             boot_id=self._boot_id,
             uptime_seconds=state.clock.now() - self._start,
@@ -111,7 +112,7 @@ class Admin:
     def list_blocks(
         self, namespace_id: NamespaceId | None, tier: Tier | None, limit: int, page_token: str
     ) -> BlockPage:
-        """See ``Store.list_blocks``. The order is that of the last use; what is used between pages may be seen twice."""
+        """See ``Store.list_blocks``. In order of last use; what is used between pages may be seen twice."""
         if not 1 <= limit <= LIST_LIMIT_MAX:
             raise InvalidArgument("limit", limit, f"1 to {LIST_LIMIT_MAX}")
         after = _parse_token(page_token)

@@ -1,4 +1,4 @@
-"""One commit: begin (take the reservations), copy (outside the lock), publish (parents first, all in one locked section)."""
+"""One commit: begin (take the reservations), copy (without the lock), publish (parents first, in one section)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Commit:
         return [entry.slot for entry in self._entries if entry.outcome is Outcome.HIT]
 
     def begin(self, session: Session, lease_id: LeaseId | None) -> None:
-        """Check everything, then take the reservations off the tables. Called with the lock held; raises before it changes."""
+        """Check everything, then take the reservations off the tables. Lock held; raises before it changes anything."""
         owners, book = self._state.owners, self._state.book
         reservations = [owners.reservation(session, entry.reservation_id) for entry in self._given]
         for i, (entry, reservation) in enumerate(zip(self._given, reservations, strict=True)):
@@ -233,7 +233,7 @@ class Commit:
         return [slot for slot in self.slots if not self._state.book.has(slot, Tier.SSD)]
 
     def result(self, failures: Mapping[int, Reason]) -> CommitResult:
-        """The answer; a block in ``failures`` is in memory, but was asked to be durable and is not: MISS with the reason."""
+        """The answer. A block in ``failures`` is in memory, but not durable as was asked: MISS with the reason."""
         for entry in self._entries:
             if entry.outcome is Outcome.HIT and entry.slot in failures:
                 entry.refuse(failures[entry.slot])

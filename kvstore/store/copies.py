@@ -50,7 +50,7 @@ def copy_slices(source: memoryview, out: memoryview, layers: int, slice_bytes: i
 def store_slices(
     namespace: Namespace, names: tuple[BlockKey, BlockKey], codec: Codec, slices: memoryview, stored: memoryview
 ) -> bool:
-    """Make the stored block of ``names`` (key, parent) from raw slices at ``raw_slice_stride``: copy, checksums, header.
+    """Make the stored block of ``names`` (key, parent) from raw slices at ``raw_slice_stride``.
 
     ``stored`` has the stored bytes of ``codec``. False if the block holds values that INT8 can not: nothing of use
     was written then, and the block has to stay RAW.
@@ -89,7 +89,7 @@ def store_from_device(
 
 
 def check_stored(namespace: Namespace, key: BlockKey, codec: Codec, stored: memoryview, *, slices: bool) -> None:
-    """Raise CorruptBlock unless ``stored`` is the block ``key`` under ``codec``; with ``slices`` every checksum is compared."""
+    """Raise CorruptBlock unless ``stored`` is ``key`` under ``codec``; with ``slices`` every checksum is compared."""
     header = unpack_header(stored)
     check_header(header, key, namespace.namespace_id, namespace.layout)
     if header.codec is not codec:

@@ -29,7 +29,7 @@ from kvstore.store.state import State
 from kvstore.store.tenancy import Tenancy
 
 JobDone = Callable[[SessionId, JobId, FetchResult], None]
-"""Called outside the lock, from a mover's thread, when a job that nobody waits for has its final answer. Must not block."""
+"""Called without the lock, from a mover's thread, at the end of a job that nobody waits for. Must not block."""
 
 
 class Get:

@@ -123,8 +123,8 @@ class BlockIndex:
     def _grow(self) -> None:
         self.keys.extend([None] * _CHUNK)
         for column in (
-            self.parent, self.namespace, self.residency, self.codec, self.depth, self.children, self.hits, self.last_use,
-            *self.place.values(), *self.kids.values(),
+            self.parent, self.namespace, self.residency, self.codec, self.depth, self.children, self.hits,
+            self.last_use, *self.place.values(), *self.kids.values(),
         ):  # fmt: skip
             column.frombytes(bytes(_CHUNK * column.itemsize))
         unlisted = array("i", [UNLISTED]) * _CHUNK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from kvstore.core.types import Area, BlockKey, Busy, Codec, JobId, Outcome, Place, Reason, Target, Tier
@@ -21,6 +22,8 @@ CHUNK_BLOCKS: Final = 64
 """Blocks moved together and then pinned, before later ones can push them out."""
 
 TRIES_MAX: Final = 3
+
+NO_JOB: Final = JobId(0)
 
 
 class Load:
@@ -57,7 +60,7 @@ class Load:
         """Whether the key has no final answer yet."""
         return self._outcomes[position] is Outcome.PENDING
 
-    def result(self, job_id: JobId = JobId(0)) -> FetchResult:
+    def result(self, job_id: JobId = NO_JOB) -> FetchResult:
         """The answer so far."""
         return FetchResult(tuple(self._outcomes), tuple(self._reasons), tuple(self._places), job_id, self.busy)
 
@@ -70,7 +73,7 @@ class Loading:
         self._promoter = promoter
 
     def pin(self, load: Load, position: int) -> bool:
-        """Pin a block where the target allows it to lie; False if bytes have to move first. Called with the lock held."""
+        """Pin a block where the target allows it to lie; False if bytes have to move first. Lock held."""
         book, slot, lease = self._state.book, load.slots[position], load.lease
         wanted = _WANTED[load.target]
         tier = next((t for t in wanted if book.has(slot, t)), None)
@@ -87,7 +90,7 @@ class Loading:
         return True
 
     def task(self, load: Load, finish: Callable[[], None]) -> Callable[[], None]:
-        """The work of a load for a mover. ``finish`` is called once at its end, with the lock held, whatever happens."""
+        """The work of a load for a mover. ``finish`` is called once at its end, lock held, whatever happens."""
 
         def run() -> None:
             try:
@@ -225,25 +228,19 @@ class Loading:
         load.settle(one.position, Outcome.HIT, Reason.NONE, place)
 
 
+@dataclass(slots=True)
 class _Landing:
-    """One block on its way into a buffer."""
+    """One block on its way into a buffer. ``lengths`` are slice bytes and stride, ``range`` offset and bytes."""
 
-    __slots__ = ("buffer", "codec", "lengths", "place", "position", "range", "reason", "source", "well")
-
-    def __init__(
-        self,
-        position: int,
-        source: Tier,
-        place: int,
-        codec: Codec,
-        lengths: tuple[int, int],
-        buffer: Arena,
-        range: tuple[int, int],
-    ) -> None:
-        self.position, self.source, self.place, self.codec = position, source, place, codec
-        self.lengths, self.buffer, self.range = lengths, buffer, range
-        self.well = False
-        self.reason = Reason.DROPPED
+    position: int
+    source: Tier
+    place: int
+    codec: Codec
+    lengths: tuple[int, int]
+    buffer: Arena
+    range: tuple[int, int]
+    well: bool = False
+    reason: Reason = Reason.DROPPED
 
 
 _WANTED: Final[dict[Target, tuple[Tier, ...]]] = {

@@ -55,7 +55,7 @@ class Movers:
             return True
 
     def queue_writes(self, slots: Sequence[int]) -> None:
-        """Queue blocks for SSD, parents first; those that find no place are counted. Called with the store's lock held."""
+        """Queue blocks for SSD, parents first; those that find no place are counted. Store's lock held."""
         book = self._state.book
         if self._state.disk is None or not slots:
             return

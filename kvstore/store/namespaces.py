@@ -79,7 +79,7 @@ class NamespaceTable:
         if bound is not None and bound.spec != spec:
             differing = ", ".join(bound.spec.differing_fields(spec))
             raise NamespaceMismatch(
-                f"name {name!r} is bound to another spec, which differs in {differing}: bound {bound.spec}, given {spec}",
+                f"name {name!r} is bound to a spec that differs in {differing}: bound {bound.spec}, given {spec}",
                 field=differing,
                 value=name,
                 expected=f"the spec of {bound.namespace_id.hex()}",

@@ -97,7 +97,7 @@ class Owners:
         self._last = 0
 
     def next_id(self) -> int:
-        """A number that was not used before in this process; ids of all kinds share it, so none can pass for another."""
+        """A number that was not used before in this process; ids of all kinds share it, so none passes for another."""
         self._last += 1
         return self._last
 

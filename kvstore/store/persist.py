@@ -39,7 +39,7 @@ class Persister:
         return failures
 
     def with_ancestors(self, slots: Iterable[int]) -> list[int]:
-        """These and every ancestor that is not on SSD, parents first, with a ref each: what makes them reachable again."""
+        """These and every ancestor that is not on SSD, parents first, with a ref each: what a restart needs."""
         found: dict[int, None] = {}
         with self._state.locked() as book:
             for slot in slots:
@@ -126,7 +126,7 @@ class _Writer:
 
 
 def extents(fills: Sequence[Fill], blocks_max: int) -> list[list[Fill]]:
-    """Cut moves into runs in which each block is the parent of the next, of one namespace, at most ``blocks_max`` long."""
+    """Cut moves into runs of at most ``blocks_max``, each block the parent of the next, in one namespace."""
     runs: list[list[Fill]] = []
     for fill in fills:
         last = runs[-1] if runs else []

@@ -104,17 +104,21 @@ class Promoter:
         reads = [BlockRead(DiskHandle(f.source_place), f.key, host.view(f.copy.place, f.copy.nbytes)) for f in fills]
         statuses = disk.read(reads)
         for fill, read, status in zip(fills, reads, statuses, strict=True):
-            if status is ReadStatus.OK:
-                try:
-                    copies.check_stored(fill.namespace, fill.key, fill.codec, read.into, slices=False)
-                    fill.well = True
-                except CorruptBlock as error:
-                    log.error("block %s read from SSD is not what was written: %s", fill.key.hex(), error)
-                    status = ReadStatus.CORRUPT
-            if status is not ReadStatus.OK:
-                failures[fill.slot] = self.failed_read(fill.slot, fill.source_place, status)
+            found = self._checked(fill, read) if status is ReadStatus.OK else status
+            fill.well = found is ReadStatus.OK
+            if not fill.well:
+                failures[fill.slot] = self.failed_read(fill.slot, fill.source_place, found)
         with self._state.locked() as book:
             book.counters.count("ssd_promoted", sum(fill.well for fill in fills))
+
+    def _checked(self, fill: Fill, read: BlockRead) -> ReadStatus:
+        """The disk has compared the checksums; the header must be that of this block under this codec, too."""
+        try:
+            copies.check_stored(fill.namespace, fill.key, fill.codec, read.into, slices=False)
+        except CorruptBlock as error:
+            log.error("block %s read from SSD is not what was written: %s", fill.key.hex(), error)
+            return ReadStatus.CORRUPT
+        return ReadStatus.OK
 
     def failed_read(self, slot: int, handle: int, status: ReadStatus) -> Reason:
         """Invalidate the entry whose load failed, and say why it is a miss.

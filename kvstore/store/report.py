@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import BlockKey, Codec, LeaseId, NamespaceId, Outcome, Reason, SessionId, Tier
 from kvstore.store.api import NearNamespace
 from kvstore.tiers.base import RecoveryReport
+
+NO_NAMESPACE: Final = NamespaceId(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +202,7 @@ class BlockEvent:
     unix_seconds: float
     kind: EventKind
     tier: Tier | None = None
-    namespace_id: NamespaceId = NamespaceId(b"")
+    namespace_id: NamespaceId = NO_NAMESPACE
     keys: tuple[BlockKey, ...] = ()
     parents: tuple[BlockKey, ...] = ()
     token_ids: tuple[int, ...] = field(default=())

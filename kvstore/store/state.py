@@ -1,11 +1,11 @@
 """Everything that the store's one lock guards, and the lock.
 
-``State.locked()`` is the way in (``match``, which changes and leaves nothing, takes ``lock`` itself). The lock guards ``book`` (index, lists, pins, fills, events, tombstones,
-counters), ``namespaces``, ``owners`` (sessions, reservations, leases, jobs), ``draining``,
-``readable``, ``reserved_bytes`` and ``unsynced_writes``. It is never
-held across a copy, a sync, a disk call or a callback: what a locked section leaves to be done (dropped disk
-handles, events to announce, buffers to unmap, jobs to announce) is done after it was released. The order of locks is: this lock,
-then a tier's own; a tier never calls back.
+``State.locked()`` is the way in (``match``, which changes nothing and leaves nothing to do, takes ``lock`` itself).
+The lock guards ``book`` (index, lists, pins, fills, events, tombstones, counters), ``namespaces``, ``owners``
+(sessions, reservations, leases, jobs), ``draining``, ``readable``, ``reserved_bytes`` and ``unsynced_writes``. It is
+never held across a copy, a sync, a disk call or a callback: what a locked section leaves to be done (dropped disk
+handles, events to announce, buffers to unmap, jobs to announce) is done after it was released. The order of locks is:
+this lock, then a tier's or the movers' own; a tier never calls back.
 """
 
 from __future__ import annotations

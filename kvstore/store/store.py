@@ -187,7 +187,7 @@ class Store:
         """See ``Cache.abort``."""
         return self._put.abort(session, reservation_ids)
 
-    def fetch(
+    def fetch(  # noqa: PLR0913  the arguments of Cache.fetch, and the session
         self,
         session: SessionId,
         namespace_id: NamespaceId,

@@ -228,7 +228,7 @@ class DiskTier(Protocol):
         """Forget blocks; idempotent. Durable with the next sync; the space comes back by reclaim of segments."""
 
     def reclaim(self, nbytes: int) -> int:
-        """Give space of dropped blocks back, rewriting segments if needed, until ``nbytes`` fit; returns bytes freed."""
+        """Give dropped blocks' space back, rewriting segments if needed, until ``nbytes`` fit; returns bytes freed."""
 
     def flush(self) -> None:
         """Return when everything written so far is durable. Raises TierUnavailable."""

@@ -29,10 +29,10 @@ class MemfdDeviceArena(MemfdArena):
     def encode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, out: memoryview) -> Codec:
         """See ``base.DeviceArena.encode``."""
         raw = self.view(offset, layout.layers * layout.raw_slice_stride)
-        if codec is Codec.INT8:
-            if quant.quantise(raw, out, spec.geometry, layout.layers, strides=_strides(layout)):
-                return Codec.INT8
-            # NaN, Inf or values beyond fp16: INT8 can not hold them.
+        coded = codec is Codec.INT8
+        if coded and quant.quantise(raw, out, spec.geometry, layout.layers, strides=_strides(layout)):
+            return Codec.INT8
+        # RAW was asked for, or the block holds NaN, Inf or values beyond fp16, which INT8 can not.
         copy_bytes(raw, out)
         return Codec.RAW
 

@@ -114,7 +114,7 @@ class HostArena(MemfdArena):
             self.backing += ", pinned"
         except OSError as error:
             self.warnings += (
-                f"the HOST arena could not be pinned ({error}), so copies to the device are slow: {locked_memory_hint()}",
+                f"HOST could not be pinned ({error}), so copies to the device are slow: {locked_memory_hint()}",
             )
 
     def close(self) -> None:
