@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from kvstore.client.connection import Connection
 from kvstore.client.handshake import Hello
@@ -25,6 +26,6 @@ def connect(target: Target, options: ClientOptions, on_done: Callable[[session_p
     return controlled
 
 
-def _grpc():  # type: ignore[no-untyped-def]
+def _grpc() -> Any:
     # A module of a quarter second, which a client on the fast path must not pay for.
     return import_module("kvstore.client.grpc_connection")

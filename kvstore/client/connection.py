@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from kvstore.client.handshake import Welcome
@@ -42,3 +42,13 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """End the session. Idempotent."""
+
+
+class StreamConnection(Connection, Protocol):
+    """A connection that also carries streams: gRPC."""
+
+    def stream(self, method: str, payload: bytes, timeout_s: float) -> Iterator[bytes]:
+        """Messages of a server stream."""
+
+    def upload(self, method: str, payloads: Iterable[bytes], timeout_s: float) -> bytes:
+        """Send a client stream and return its reply."""

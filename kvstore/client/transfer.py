@@ -74,7 +74,7 @@ class GotBlocks:
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """One block where it lies, valid inside the ``with``: slice ``l`` is ``memory[offset + l * stride :][:slice_bytes]``."""
+    """One block where it lies, valid inside the ``with``: slice ``l`` begins at ``offset + l * stride`` of it."""
 
     memory: memoryview
     offset: int

@@ -177,7 +177,7 @@ def flush(ctx: CallContext, request: cache_pb2.FlushRequest) -> cache_pb2.FlushR
 
 
 def _target(namespace_id: bytes, keys: bytes) -> tuple[NamespaceId, Sequence[BlockKey]]:
-    return convert.namespace_of(namespace_id), convert.keys_of(keys)
+    return convert.namespace_of(namespace_id), convert.keys_of(keys, empty=True)
 
 
 def _arena_tier(number: int) -> Tier:

@@ -1,0 +1,136 @@
+"""gRPC calls for asyncio, of a local session (memory from the session socket) or a remote one (none)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import grpc
+
+from kvstore.client.aio_connection import AsyncSessionConnection
+from kvstore.client.arenas import Arenas
+from kvstore.client.grpc_errors import CHANNEL_OPTIONS, domain_error, is_other_boot
+from kvstore.client.handshake import Welcome
+from kvstore.client.options import ClientOptions
+from kvstore.core.errors import KVStoreError, Unavailable
+from kvstore.rpc.errors import SESSION_METADATA
+from kvstore.v1 import session_pb2
+
+log = logging.getLogger(__name__)
+
+
+class AsyncGrpcConnection:
+    """A session whose calls go over gRPC; ``local`` brings its memory and the ends of its jobs."""
+
+    def __init__(self, address: str, local: AsyncSessionConnection | None) -> None:
+        self._local = local
+        self._channel: Any = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        self._closed = False
+        self._keeper: asyncio.Task[None] | None = None
+        self._posts: set[asyncio.Task[None]] = set()
+        self.pushes = local is not None
+        self.welcome = Welcome(b"", b"", Arenas(), "")
+        if local is not None:
+            self._authenticate(local.welcome)
+
+    def _authenticate(self, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self._metadata = ((SESSION_METADATA, welcome.token.hex()),)
+
+    @classmethod
+    async def open_remote(cls, address: str, options: ClientOptions) -> AsyncGrpcConnection:
+        """Open a session without memory and keep it alive by a task."""
+        connection = cls(address, None)
+        request = session_pb2.OpenRemoteRequest(name=options.name, ttl_ms=options.remote_ttl_ms)
+        try:
+            reply = await connection.call(
+                "kvstore.v1.Sessions/OpenRemote", request.SerializeToString(), options.connect_timeout_s
+            )
+        except KVStoreError:
+            connection.close()
+            raise
+        opened = session_pb2.OpenRemoteResponse.FromString(reply)
+        connection._authenticate(Welcome(opened.boot_id, opened.token, Arenas(), ""))
+        connection._keeper = asyncio.create_task(connection._keep_alive(opened.ttl_ms / 3000))
+        return connection
+
+    async def _keep_alive(self, period_s: float) -> None:
+        while not self.closed:
+            await asyncio.sleep(period_s)
+            try:
+                await self.call("kvstore.v1.Sessions/Keepalive", b"", period_s)
+            except KVStoreError as error:
+                log.warning("keepalive of a remote session failed: %s", error)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the daemon has gone."""
+        return self._closed or (self._local is not None and self._local.closed)
+
+    async def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
+        """Send one request and return the reply's bytes. Raises domain errors, DeadlineExceeded after ``timeout_s``."""
+        call: Any = self._channel.unary_unary(f"/{method}")(payload, timeout=timeout_s, metadata=self._metadata)
+        try:
+            reply = await call
+            if is_other_boot(await call.initial_metadata(), self.welcome.boot_id):
+                self._closed = True
+                raise Unavailable("the daemon was restarted; the session has ended")
+            return bytes(reply)
+        except grpc.RpcError as error:
+            raise self._domain(error, method, timeout_s) from error
+
+    def post(self, method: str, payload: bytes) -> None:
+        """Send a request whose reply nobody needs."""
+        task = asyncio.get_running_loop().create_task(self._post(method, payload))
+        self._posts.add(task)
+        task.add_done_callback(self._posts.discard)
+
+    async def _post(self, method: str, payload: bytes) -> None:
+        try:
+            await self.call(method, payload, 10.0)
+        except KVStoreError as error:
+            log.warning("%s failed: %s", method, error)
+
+    async def stream(self, method: str, payload: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        """Messages of a server stream."""
+        call: Any = self._channel.unary_stream(f"/{method}")(payload, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for message in call:
+                yield message
+        except grpc.RpcError as error:
+            raise self._domain(error, method, timeout_s) from error
+        finally:
+            call.cancel()
+
+    async def upload(self, method: str, payloads: Iterable[bytes], timeout_s: float) -> bytes:
+        """Send a client stream and return its reply."""
+        call: Any = self._channel.stream_unary(f"/{method}")(iter(payloads), timeout=timeout_s, metadata=self._metadata)
+        try:
+            return bytes(await call)
+        except grpc.RpcError as error:
+            raise self._domain(error, method, timeout_s) from error
+
+    def _domain(self, error: Any, method: str, timeout_s: float) -> KVStoreError:
+        domain, gone = domain_error(error, method, timeout_s)
+        self._closed = self._closed or gone
+        return domain
+
+    async def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for the end of a job that is pushed; nothing is pushed to a remote session."""
+        if self._local is not None:
+            await self._local.wait_until(ready, timeout_s)
+
+    def close(self) -> None:
+        """End the session. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            if self._keeper is not None:
+                self._keeper.cancel()
+            closing = asyncio.get_running_loop().create_task(self._channel.close())
+            self._posts.add(closing)
+            closing.add_done_callback(self._posts.discard)
+        if self._local is not None:
+            self._local.close()

@@ -1,0 +1,201 @@
+"""Sessions whose calls go over gRPC: local ones, with memory from the session socket, and remote ones without.
+
+Imported only when a gRPC transport is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import grpc
+
+from kvstore.client.arenas import Arenas
+from kvstore.client.grpc_errors import CHANNEL_OPTIONS, domain_error, is_other_boot
+from kvstore.client.handshake import Welcome
+from kvstore.client.options import ClientOptions
+from kvstore.client.session_connection import SessionConnection
+from kvstore.core.errors import KVStoreError, Unavailable
+from kvstore.rpc.errors import SESSION_METADATA
+from kvstore.rpc.paths import grpc_socket
+from kvstore.v1 import session_pb2
+
+log = logging.getLogger(__name__)
+
+
+class _Calls:
+    """Calls of one session over one channel. Closed for good once the daemon has gone or is another one."""
+
+    def __init__(self, address: str) -> None:
+        self._channel: Any = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        self._boot_id = b""
+        self._ids = itertools.count(1)
+        self._futures: dict[int, Future[bytes]] = {}
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def authenticate(self, token: bytes, boot_id: bytes) -> None:
+        """Send this token from now on, and end when another boot id answers."""
+        self._metadata = ((SESSION_METADATA, token.hex()),)
+        self._boot_id = boot_id
+
+    def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
+        try:
+            reply, info = self._unary(method).with_call(payload, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._domain(error, method, timeout_s) from error
+        self._check_boot(info)
+        return bytes(reply)
+
+    def _unary(self, method: str) -> Any:
+        return self._channel.unary_unary(f"/{method}")
+
+    def send(self, method: str, payload: bytes, timeout_s: float) -> int:
+        future = self._unary(method).future(payload, timeout=timeout_s, metadata=self._metadata)
+        call_id = next(self._ids)
+        with self._lock:
+            self._futures[call_id] = future
+        return call_id
+
+    def wait(self, call_id: int, method: str, timeout_s: float) -> bytes:
+        with self._lock:
+            future = self._futures.pop(call_id)
+        try:
+            return bytes(future.result())
+        except grpc.RpcError as error:
+            raise self._domain(error, method, timeout_s) from error
+
+    def forget(self, call_id: int) -> None:
+        with self._lock:
+            self._futures.pop(call_id, None)
+
+    def stream(self, method: str, payload: bytes, timeout_s: float) -> Iterator[bytes]:
+        """Messages of a server stream."""
+        stream: Any = self._channel.unary_stream(f"/{method}")(payload, timeout=timeout_s, metadata=self._metadata)
+        try:
+            yield from stream
+        except grpc.RpcError as error:
+            raise self._domain(error, method, timeout_s) from error
+        finally:
+            stream.cancel()
+
+    def upload(self, method: str, payloads: Iterable[bytes], timeout_s: float) -> bytes:
+        """Send a client stream and return its reply."""
+        try:
+            call: Any = self._channel.stream_unary(f"/{method}")
+            return bytes(call(iter(payloads), timeout=timeout_s, metadata=self._metadata))
+        except grpc.RpcError as error:
+            raise self._domain(error, method, timeout_s) from error
+
+    def _check_boot(self, info: Any) -> None:
+        if is_other_boot(info.initial_metadata(), self._boot_id):
+            self.closed = True
+            raise Unavailable("the daemon was restarted; the session has ended")
+
+    def _domain(self, error: Any, method: str, timeout_s: float) -> KVStoreError:
+        domain, gone = domain_error(error, method, timeout_s)
+        self.closed = self.closed or gone
+        return domain
+
+    def close(self) -> None:
+        self.closed = True
+        self._channel.close()
+
+
+class LocalGrpcConnection:
+    """Memory and ends of jobs over the session socket, calls over gRPC; meets ``connection.Connection``."""
+
+    pushes = True
+
+    def __init__(self, path: str, local: SessionConnection, options: ClientOptions) -> None:
+        self._local = local
+        self._calls = _Calls(f"unix:{grpc_socket(path)}")
+        self.welcome = local.welcome
+        self._calls.authenticate(local.welcome.token, local.welcome.boot_id)
+        self.pump = local.pump
+        self.wait_until: Callable[[Callable[[], bool], float], None] = local.wait_until
+        self.fileno = local.fileno
+        self.call = self._calls.call
+        self.send = self._calls.send
+        self.wait = self._calls.wait
+        self.forget = self._calls.forget
+        self.stream = self._calls.stream
+        self.upload = self._calls.upload
+        self._timeout_s = options.timeout_s
+
+    @property
+    def closed(self) -> bool:
+        """See ``Connection``."""
+        return self._local.closed or self._calls.closed
+
+    def close(self) -> None:
+        """See ``Connection``."""
+        self._calls.close()
+        self._local.close()
+
+
+class RemoteConnection:
+    """A session on another host, kept alive by a thread of its own; meets ``connection.Connection``."""
+
+    pushes = False
+
+    def __init__(self, address: str, options: ClientOptions) -> None:
+        self._calls = _Calls(address)
+        try:
+            opened = self._open(options)
+        except KVStoreError:
+            self._calls.close()
+            raise
+        self.welcome = Welcome(opened.boot_id, opened.token, Arenas(), "")
+        self._calls.authenticate(opened.token, opened.boot_id)
+        self.call = self._calls.call
+        self.send = self._calls.send
+        self.wait = self._calls.wait
+        self.forget = self._calls.forget
+        self.stream = self._calls.stream
+        self.upload = self._calls.upload
+        self._ended = threading.Event()
+        self._period_s = opened.ttl_ms / 3000
+        self._keeper = threading.Thread(target=self._keep_alive, name="kvstore-keepalive", daemon=True)
+        self._keeper.start()
+
+    def _open(self, options: ClientOptions) -> session_pb2.OpenRemoteResponse:
+        request = session_pb2.OpenRemoteRequest(name=options.name, ttl_ms=options.remote_ttl_ms)
+        reply = self._calls.call(
+            "kvstore.v1.Sessions/OpenRemote", request.SerializeToString(), options.connect_timeout_s
+        )
+        return session_pb2.OpenRemoteResponse.FromString(reply)
+
+    def _keep_alive(self) -> None:
+        while not self._ended.wait(self._period_s) and not self._calls.closed:
+            try:
+                self._calls.call("kvstore.v1.Sessions/Keepalive", b"", self._period_s)
+            except KVStoreError as error:
+                log.warning("keepalive of a remote session failed: %s", error)
+
+    @property
+    def closed(self) -> bool:
+        """See ``Connection``."""
+        return self._calls.closed
+
+    def pump(self) -> None:
+        """See ``Connection``: nothing is pushed to a remote session."""
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """See ``Connection``: nothing is pushed to a remote session, so there is nothing to wait for."""
+
+    def fileno(self) -> int:
+        """See ``Connection``. Raises Unavailable: a remote session has no descriptor that tells of jobs."""
+        raise Unavailable("a remote session has no descriptor to poll; call poll() from time to time")
+
+    def close(self) -> None:
+        """See ``Connection``. The daemon ends the session when its time to live is over."""
+        self._ended.set()
+        with contextlib.suppress(ValueError):
+            self._calls.close()

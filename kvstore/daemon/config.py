@@ -1,0 +1,169 @@
+"""The configuration: one TOML file, one reader. The text of each key is what ``--help`` and ``--print-config`` show.
+
+Unknown keys are refused. Flags of ``kvstored`` override the file. Sizes are bytes, or text such as "64 MiB".
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from kvstore.core.errors import InvalidArgument
+from kvstore.rpc.paths import default_socket, grpc_socket
+
+_UNITS: Final = {
+    "": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_LOOPBACK: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+")
+
+
+def parse_size(value: object) -> int:
+    """Bytes of 67108864, "64 MiB" or "1.5GB". ValueError if it is no size."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("bytes, or text such as '64 MiB'")
+    match = _SIZE.fullmatch(str(value))
+    unit = None if match is None else _UNITS.get(match[2].lower())
+    if match is None or unit is None:
+        raise ValueError("bytes, or text such as '64 MiB', with units KiB, MiB, GiB, TiB")
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+def format_size(nbytes: int) -> str:
+    """Bytes in the largest binary unit that divides them: 67108864 is "64 MiB"."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return str(nbytes)
+
+
+def parse_mode(value: object) -> int:
+    """Permission bits of "600" or 0o600. ValueError if they are none."""
+    mode = int(value, 8) if isinstance(value, str) else value
+    if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777:
+        raise ValueError("octal text such as '600'")
+    return mode
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Mode = Annotated[int, BeforeValidator(parse_mode)]
+
+
+class Config(BaseModel):
+    """Everything that can be set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    socket: Path = Field(
+        default_factory=default_socket,
+        description="Session socket of same-host clients; gRPC listens beside it at the same name with .grpc.",
+    )
+    socket_mode: Mode = Field(0o600, description="Permission bits of both socket files, octal.")
+    grpc: bool = Field(True, description="Serve gRPC on its Unix socket.")
+    listen: str = Field(
+        "",
+        description="Also serve gRPC at this TCP address, such as 127.0.0.1:7070. Off if empty. Plain text, so only "
+        "loopback addresses are taken; callers have data rights and no admin rights.",
+    )
+    admin_uids: tuple[int, ...] = Field(
+        (), description="Users that have admin rights on the sockets, beside root and the daemon's own."
+    )
+    device: Size = Field(64 << 20, description="Size of the DEVICE arena; 0 for none.")
+    host: Size = Field(256 << 20, description="Size of the HOST arena.")
+    ssd: Size = Field(0, description="Most bytes on disk, metadata included; 0 for no SSD tier.")
+    ssd_dir: Path | None = Field(None, description="Directory of the SSD tier; made if it is missing.")
+    ssd_free_floor: Size = Field(1 << 30, description="Free space of the disk that the SSD tier leaves to others.")
+    high_watermark: float = Field(0.95, gt=0, le=1, description="Share of a tier in use above which it is reclaimed.")
+    low_watermark: float = Field(0.90, gt=0, le=1, description="Share of a tier in use at which reclaiming stops.")
+    buffer_max: Size = Field(4 << 30, description="Largest private buffer that one session may ask for.")
+    sessions_max: int = Field(1024, ge=1, le=65535, description="Most sessions at one time.")
+    lease_ttl_max_s: int = Field(600, ge=1, le=86400, description="Longest time to live of a lease, in seconds.")
+    loader_threads: int = Field(2, ge=1, le=64, description="Threads that promote blocks.")
+    writer_threads: int = Field(2, ge=1, le=64, description="Threads that write blocks to SSD.")
+    drain_timeout_s: int = Field(
+        30, ge=0, le=3600, description="Longest time that SIGTERM waits for blocks to be written to SSD, in seconds."
+    )
+    watchdog_s: float = Field(
+        5.0, ge=0.1, le=600, description="Seconds without a turn of the event loop after which all stacks are logged."
+    )
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        if self.host < 1 << 20:
+            raise InvalidArgument("host", self.host, "at least 1 MiB")
+        if self.low_watermark > self.high_watermark:
+            raise InvalidArgument("low_watermark", self.low_watermark, f"at most {self.high_watermark}, high_watermark")
+        if self.ssd and self.ssd_dir is None:
+            raise InvalidArgument("ssd_dir", "unset", "a directory, since ssd is not 0")
+        if self.listen and not _LOOPBACK.fullmatch(self.listen):
+            raise InvalidArgument(
+                "listen", repr(self.listen), "a loopback address such as 127.0.0.1:7070, since it is plain text"
+            )
+        return self
+
+    @property
+    def grpc_socket(self) -> Path:
+        """Where gRPC listens."""
+        return grpc_socket(self.socket)
+
+
+def load(path: Path | None, overrides: dict[str, object]) -> Config:
+    """Read the file (if any), put the overrides on top, check. Raises InvalidArgument naming each wrong key."""
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise InvalidArgument("config", str(path), f"a file that can be read ({error.strerror})") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InvalidArgument("config", str(path), f"TOML ({error})") from error
+    values.update(overrides)
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        raise _as_invalid(error) from error
+
+
+def _as_invalid(error: ValidationError) -> InvalidArgument:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "config"
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(Config.model_fields)
+        return InvalidArgument(field, repr(first["input"]), f"no such key; the keys are {known}")
+    return InvalidArgument(field, repr(first["input"])[:200], str(first["msg"]).removeprefix("Value error, "))
+
+
+def describe(name: str) -> str:
+    """The text of a key."""
+    return Config.model_fields[name].description or name
+
+
+def print_config(config: Config) -> str:
+    """The configuration as a TOML file, each key under its text."""
+    lines = ['# Configuration of kvstored. Sizes are bytes, or text such as "64 MiB".']
+    for name in Config.model_fields:
+        lines += ["", f"# {describe(name)}", _toml_line(name, getattr(config, name))]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_line(name: str, value: object) -> str:
+    if value is None:
+        return f'# {name} = ""'
+    if name == "socket_mode":
+        return f'{name} = "{value:o}"'
+    if isinstance(value, bool):
+        return f"{name} = {str(value).lower()}"
+    if isinstance(value, int) and name in ("device", "host", "ssd", "ssd_free_floor", "buffer_max"):
+        return f'{name} = "{format_size(value)}"'
+    if isinstance(value, int | float):
+        return f"{name} = {value}"
+    if isinstance(value, tuple):
+        return f"{name} = [{', '.join(str(item) for item in value)}]"
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name} = "{text}"'

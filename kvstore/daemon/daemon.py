@@ -1,0 +1,176 @@
+"""The composition root: tiers, store, servers, joined and run until a signal; then taken down in order.
+
+Order of start: socket lock, SSD directory, memory, recovery, session socket, gRPC, "ready". Order of the end:
+no new blocks, sessions closed, what is in memory written to SSD, a checkpoint, sockets removed. After ``kill -9``
+nothing is left but the socket files, which the next daemon replaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kvstore import __version__
+from kvstore.core.clock import Clock, MonotonicClock
+from kvstore.core.errors import KVStoreError
+from kvstore.core.types import JobId, SessionId
+from kvstore.daemon.build import Tiers, build_store, build_tiers
+from kvstore.daemon.config import Config, format_size
+from kvstore.daemon.watchdog import Watchdog
+from kvstore.rpc.context import Services
+from kvstore.rpc.dispatch import Dispatcher
+from kvstore.rpc.grpc_server import GrpcServer
+from kvstore.rpc.listener import SocketLock, check_socket_path
+from kvstore.rpc.session_server import SessionServer, SocketOptions
+from kvstore.rpc.sessions import Sessions
+from kvstore.store.api import FetchResult
+from kvstore.store.store import Store
+
+log = logging.getLogger("kvstored")
+
+EXPIRY_PERIOD_S: Final = 0.5
+
+
+class Daemon:
+    """One run of kvstored. ``on_ready`` is called on the loop's thread when clients are served."""
+
+    def __init__(
+        self, config: Config, *, clock: Clock | None = None, on_ready: Callable[[], None] | None = None
+    ) -> None:
+        self._config = config
+        self._clock = clock or MonotonicClock()
+        self._on_ready = on_ready
+        self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sessions_server: SessionServer | None = None
+        self.grpc_port = 0
+
+    def stop(self) -> None:
+        """End the run. Safe from any thread once ``on_ready`` was called."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or ``stop``. Raises domain errors if it can not start."""
+        self._loop = asyncio.get_running_loop()
+        began = time.monotonic()
+        config = self._config
+        config.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_socket_path(config.grpc_socket)
+        lock = SocketLock(config.socket)
+        try:
+            tiers = await asyncio.to_thread(build_tiers, config, self._clock)
+            store = build_store(config, tiers, self._clock, self._job_done)
+            try:
+                await asyncio.to_thread(store.start)
+                await self._serve(store, tiers, began)
+            finally:
+                await asyncio.to_thread(store.close)
+                tiers.close()
+        finally:
+            lock.release()
+            log.info("stopped")
+
+    async def _serve(self, store: Store, tiers: Tiers, began: float) -> None:
+        config = self._config
+        sessions = Sessions(store, self._clock)
+        dispatcher = Dispatcher(Services(store, sessions, __version__, os.getpid()))
+        admins = frozenset({0, os.getuid(), *config.admin_uids})
+        server = SessionServer(dispatcher, tiers.exports(), SocketOptions(config.socket, config.socket_mode, admins))
+        grpc_server = GrpcServer(
+            dispatcher,
+            socket=config.grpc_socket if config.grpc else None,
+            listen=config.listen,
+            mode=config.socket_mode,
+        )
+        watchdog = Watchdog(config.watchdog_s)
+        expiry: asyncio.Task[None] | None = None
+        try:
+            await server.start()
+            self._sessions_server = server
+            if config.grpc or config.listen:
+                await grpc_server.start()
+                self.grpc_port = grpc_server.port
+            self._handle_signals()
+            loop = asyncio.get_running_loop()
+            watchdog.start(loop)
+            expiry = loop.create_task(self._expire(sessions))
+            self._tell_ready(store, grpc_server.port, began)
+            await self._stop.wait()
+        finally:
+            if expiry is not None:
+                expiry.cancel()
+            await self._take_down(store, server, grpc_server)
+            watchdog.stop()
+            await asyncio.to_thread(dispatcher.close)
+
+    def _tell_ready(self, store: Store, port: int, began: float) -> None:
+        config, status = self._config, store.status()
+        for tier in status.tiers:
+            log.info("%s: %s, %s", tier.tier.name, format_size(tier.capacity_bytes), tier.backing or tier.state)
+        for warning in status.warnings:
+            log.warning("%s", warning)
+        if config.ssd:
+            found = status.recovery
+            log.info(
+                "recovery: %d blocks, %d bytes in %.3f s; cut %d bytes, quarantined %d, orphans removed %d (%s)",
+                found.blocks, found.bytes, found.seconds, found.cut_bytes, found.quarantined, found.orphans_removed,
+                found.mode,
+            )  # fmt: skip
+        where = f"{config.socket}" + (f", gRPC at {config.grpc_socket}" if config.grpc else "")
+        where += f", TCP port {port}, plain text" if port else ""
+        log.info(
+            "ready: kvstored %s pid %d boot %s at %s, after %.2f s",
+            __version__, os.getpid(), store.boot_id.hex(), where, time.monotonic() - began,
+        )  # fmt: skip
+        if self._on_ready is not None:
+            self._on_ready()
+
+    async def _take_down(self, store: Store, server: SessionServer, grpc_server: GrpcServer) -> None:
+        await grpc_server.stop()
+        await server.stop()
+        self._sessions_server = None
+        timeout_ms = self._config.drain_timeout_s * 1000
+        if self._config.ssd and timeout_ms:
+            report = await asyncio.to_thread(store.drain, timeout_ms=timeout_ms)
+            log.info("drained: %d blocks written, %d not", report.flushed_blocks, report.unflushed_blocks)
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                loop.add_signal_handler(number, self._signalled, number)
+            except (ValueError, RuntimeError):
+                log.debug("signals belong to the main thread; this run ends by stop()")
+                return
+
+    def _signalled(self, number: signal.Signals) -> None:
+        log.info("%s: stopping", signal.Signals(number).name)
+        self._stop.set()
+
+    async def _expire(self, sessions: Sessions) -> None:
+        """End remote sessions that missed their keepalive. A failure is logged and the next round goes on."""
+        while True:
+            await asyncio.sleep(EXPIRY_PERIOD_S)
+            try:
+                ended = sessions.expire()
+            except KVStoreError as error:
+                log.error("remote sessions were not expired: %s", error)
+            else:
+                if ended:
+                    log.info("%d remote sessions missed their keepalive and were ended", ended)
+
+    def _job_done(self, session_id: SessionId, job_id: JobId, result: FetchResult) -> None:
+        """Called by the store's threads."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._push, session_id, job_id, result)
+
+    def _push(self, session_id: SessionId, job_id: JobId, result: FetchResult) -> None:
+        if self._sessions_server is not None:
+            self._sessions_server.job_done(session_id, job_id, result)

@@ -1,0 +1,158 @@
+"""What ``kvstored --check`` prints: what the configuration asks for, what the machine allows, and what mends it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvstore.daemon.config import Config, format_size
+from kvstore.tiers.memfd import HUGE_PAGE, SHMEM_ENABLED
+
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUP_LIMITS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the plan. ``state`` is "ok", "warning" (it runs, but worse) or "error" (it will not run)."""
+
+    subject: str
+    state: str
+    text: str
+
+
+def make_plan(config: Config) -> list[Finding]:
+    """Look at the machine; nothing is made or changed."""
+    return [
+        Finding("device", "ok", _size_text(config.device, "shared memory, since no GPU is used")),
+        Finding("host", "ok", _size_text(config.host, "shared memory, read-only to clients")),
+        _memory(config),
+        _huge_pages(config),
+        _locked_memory(),
+        *_ssd(config),
+        _sockets(config),
+        Finding(
+            "limits",
+            "ok",
+            f"{config.sessions_max} sessions, buffers of at most {format_size(config.buffer_max)}, "
+            f"leases of at most {config.lease_ttl_max_s} s",
+        ),
+    ]
+
+
+def plan_text(config: Config) -> tuple[str, bool]:
+    """The plan for people, and whether the daemon would start."""
+    findings = make_plan(config)
+    width = max(len(finding.subject) for finding in findings)
+    lines = [f"{f.subject:<{width}}  {f.state:<7}  {f.text}" for f in findings]
+    return "\n".join(lines), all(finding.state != "error" for finding in findings)
+
+
+def _size_text(nbytes: int, what: str) -> str:
+    return f"{format_size(nbytes)} of {what}" if nbytes else "off"
+
+
+def _memory(config: Config) -> Finding:
+    wanted = config.device + config.host
+    limit = _cgroup_limit()
+    available = _meminfo("MemAvailable")
+    ceiling = available if limit is None else min(available, limit)
+    text = (
+        f"arenas take {format_size(wanted)} of {format_size(available)} available; "
+        f"container limit {'none' if limit is None else format_size(limit)}"
+    )
+    if wanted > ceiling:
+        return Finding("memory", "error", f"{text}: make host or device smaller, or raise the container's memory limit")
+    if wanted > 0.9 * ceiling:
+        return Finding("memory", "warning", f"{text}: little is left for buffers and everything else")
+    return Finding("memory", "ok", text)
+
+
+def _huge_pages(config: Config) -> Finding:
+    free = _meminfo("HugePages_Free", unit=1)
+    needed = -(-(config.device + config.host) // HUGE_PAGE)
+    if free >= needed:
+        return Finding("huge pages", "ok", f"{free} reserved pages of 2 MiB are free; {needed} are needed")
+    mode = _shmem_mode()
+    if mode in ("always", "within_size", "advise", "force"):
+        return Finding("huge pages", "ok", f"transparent huge pages for shared memory ({mode})")
+    return Finding(
+        "huge pages",
+        "warning",
+        f"ordinary 4 KiB pages, which halve the speed of direct disk reads: echo advise | sudo tee {SHMEM_ENABLED}, "
+        f"or sudo sysctl vm.nr_hugepages={needed}",
+    )
+
+
+def _locked_memory() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    text = "without limit" if soft == resource.RLIM_INFINITY else f"limited to {format_size(soft)}"
+    return Finding("pinning", "ok", f"not used, since no GPU is used; locked memory is {text}")
+
+
+def _ssd(config: Config) -> list[Finding]:
+    if not config.ssd or config.ssd_dir is None:
+        return [Finding("ssd", "ok", "off: blocks do not survive the daemon")]
+    folder = _existing(config.ssd_dir)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return [Finding("ssd", "error", f"{folder} is not writable by uid {os.getuid()}: choose another ssd_dir")]
+    disk = shutil.disk_usage(folder)
+    files = config.ssd_dir.rglob("*") if folder == config.ssd_dir else ()
+    held = sum(file.stat().st_blocks * 512 for file in files if file.is_file())
+    text = (
+        f"at most {format_size(config.ssd)} in {config.ssd_dir}, which holds {format_size(held)}; "
+        f"disk has {disk.free >> 20} MiB free, of which {format_size(config.ssd_free_floor)} are left to others"
+    )
+    if held + max(0, disk.free - config.ssd_free_floor) < config.ssd:
+        return [Finding("ssd", "warning", f"{text}: the disk is smaller than ssd, so less will be used")]
+    return [Finding("ssd", "ok", text)]
+
+
+def _sockets(config: Config) -> Finding:
+    folder = _existing(config.socket.parent)
+    text = f"{config.socket} mode {config.socket_mode:o}"
+    if config.grpc:
+        text += f", gRPC at {config.grpc_socket}"
+    text += f", TCP at {config.listen}" if config.listen else ", TCP off"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Finding("sockets", "error", f"{text}: {folder} is not writable by uid {os.getuid()}")
+    return Finding("sockets", "ok", text)
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _cgroup_limit() -> int | None:
+    for path in _CGROUP_LIMITS:
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) < 1 << 60:
+            return int(text)
+    return None
+
+
+def _meminfo(name: str, *, unit: int = 1024) -> int:
+    for line in _MEMINFO.read_text().splitlines():
+        key, _, rest = line.partition(":")
+        if key == name:
+            return int(rest.split()[0]) * unit
+    return 0
+
+
+def _shmem_mode() -> str:
+    try:
+        return SHMEM_ENABLED.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return "never"

@@ -1,0 +1,204 @@
+"""The gRPC face of the method table: servicers made from it, health and reflection beside them.
+
+Callers on a Unix socket of the daemon's own user have admin rights; callers over TCP have not. Data calls need the
+token of a session as metadata. Every reply's initial metadata carries the daemon's boot id.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvstore.core.errors import InvalidArgument, KVStoreError, Unauthenticated, Unavailable
+from kvstore.rpc.context import CallContext
+from kvstore.rpc.dispatch import Dispatcher, parse
+from kvstore.rpc.errors import (
+    BOOT_METADATA,
+    ERROR_METADATA,
+    SESSION_METADATA,
+    as_domain,
+    status_code,
+    to_detail,
+)
+from kvstore.rpc.framing import MESSAGE_BYTES_MAX
+from kvstore.rpc.listener import check_socket_path, remove_socket
+from kvstore.rpc.streams import Streams
+from kvstore.rpc.table import METHODS
+from kvstore.v1 import cache_pb2, events_pb2
+
+log = logging.getLogger(__name__)
+
+SERVICES: Final = tuple(f"kvstore.v1.{name}" for name in ("Cache", "Leases", "Sessions", "Admin", "Events"))
+CALLS_MAX: Final = 512
+"""Calls under way on the server; gRPC refuses more with RESOURCE_EXHAUSTED."""
+
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+_STOP_GRACE_S: Final = 2.0
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+Unary = Callable[[bytes, "Context"], Awaitable[bytes]]
+
+
+class GrpcServer:
+    """Serves the table on a Unix socket and, when asked for, on TCP."""
+
+    def __init__(self, dispatcher: Dispatcher, *, socket: Path | None, listen: str = "", mode: int = 0o600) -> None:
+        self._dispatcher = dispatcher
+        self._streams = Streams(dispatcher)
+        self._socket = socket
+        self._listen = listen
+        self._mode = mode
+        self._server: grpc.aio.Server | None = None
+        self._health = health.aio.HealthServicer()
+        self.port = 0
+        """TCP port that was bound; 0 without TCP."""
+
+    async def start(self) -> None:
+        """Bind and serve. Raises Unavailable if an address can not be bound."""
+        server = grpc.aio.server(
+            maximum_concurrent_rpcs=CALLS_MAX,
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        server.add_generic_rpc_handlers(tuple(self._service_handlers()))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        self._bind(server)
+        await server.start()
+        self._server = server
+        for service in ("", *SERVICES):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def _bind(self, server: grpc.aio.Server) -> None:
+        if self._socket is not None:
+            check_socket_path(self._socket)
+            remove_socket(self._socket)
+            mask = os.umask(0o177)
+            try:
+                _add_port(server, f"unix:{self._socket}")
+            finally:
+                os.umask(mask)
+            self._socket.chmod(self._mode)
+        if self._listen:
+            self.port = _add_port(server, self._listen)
+
+    async def stop(self) -> None:
+        """Tell health checkers, let calls under way end, remove the socket file. Idempotent."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        await self._health.enter_graceful_shutdown()
+        self._streams.stop()
+        await server.stop(_STOP_GRACE_S)
+        if self._socket is not None:
+            remove_socket(self._socket)
+
+    def _service_handlers(self) -> list[grpc.GenericRpcHandler]:
+        handlers: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {service: {} for service in SERVICES}
+        for method in METHODS.values():
+            name = method.name.partition("/")[2]
+            handlers[method.service][name] = grpc.unary_unary_rpc_method_handler(self._unary(method.name))
+        handlers["kvstore.v1.Cache"]["Read"] = grpc.unary_stream_rpc_method_handler(
+            self._server_stream("kvstore.v1.Cache/Read", cache_pb2.ReadRequest, self._streams.read)
+        )
+        handlers["kvstore.v1.Cache"]["Write"] = grpc.stream_unary_rpc_method_handler(self._write)
+        handlers["kvstore.v1.Events"]["Subscribe"] = grpc.unary_stream_rpc_method_handler(
+            self._server_stream("kvstore.v1.Events/Subscribe", events_pb2.SubscribeRequest, self._streams.subscribe)
+        )
+        return [grpc.method_handlers_generic_handler(service, table) for service, table in handlers.items()]
+
+    def _unary(self, name: str) -> Unary:
+        async def handle(payload: bytes, context: Context) -> bytes:
+            try:
+                reply = await self._dispatcher.call(name, self._caller(context), payload)
+                await context.send_initial_metadata(self._boot())
+                return reply.SerializeToString()
+            except KVStoreError as error:
+                await _abort(context, error)
+                raise
+
+        return handle
+
+    def _server_stream(
+        self, name: str, kind: type[Message], stream: Callable[[CallContext, Any], AsyncIterator[Message]]
+    ) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+        async def handle(payload: bytes, context: Context) -> AsyncIterator[bytes]:
+            try:
+                request = parse(kind, payload)
+                await context.send_initial_metadata(self._boot())
+                async for message in stream(self._caller(context), request):
+                    # gRPC takes the next message only when the one before fits its window: the flow is controlled.
+                    yield message.SerializeToString()
+            except (KVStoreError, ArithmeticError, LookupError, TypeError, ValueError, OSError) as error:
+                await _abort(context, as_domain(error, name))
+
+        return handle
+
+    async def _write(self, chunks: AsyncIterator[bytes], context: Context) -> bytes:
+        try:
+            parsed = (parse_chunk(payload) async for payload in chunks)
+            reply = await self._streams.write(self._caller(context), parsed)
+            await context.send_initial_metadata(self._boot())
+            return reply.SerializeToString()
+        except (KVStoreError, ArithmeticError, LookupError, TypeError, ValueError, OSError) as error:
+            await _abort(context, as_domain(error, "kvstore.v1.Cache/Write"))
+            raise
+
+    def _boot(self) -> Sequence[tuple[str, bytes]]:
+        return ((BOOT_METADATA, self._dispatcher.services.store.boot_id),)
+
+    def _caller(self, context: Context) -> CallContext:
+        """Who calls: by the token if one came, and by the transport."""
+        peer = context.peer()
+        local = peer.startswith("unix:")
+        token = next((value for key, value in context.invocation_metadata() or () if key == SESSION_METADATA), None)
+        if token is None:
+            return CallContext(self._dispatcher.services, None, local, peer)
+        session_id, admin = self._dispatcher.services.sessions.find(token_of(token))
+        return CallContext(self._dispatcher.services, session_id, admin or local, peer)
+
+
+def token_of(text: str | bytes) -> bytes:
+    """A session token from its metadata; Unauthenticated unless it is hexadecimal."""
+    try:
+        return bytes.fromhex(text if isinstance(text, str) else text.decode("ascii"))
+    except ValueError as error:
+        raise Unauthenticated(
+            "the session token is not hexadecimal", field=SESSION_METADATA, expected="64 hexadecimal digits"
+        ) from error
+
+
+def parse_chunk(payload: bytes) -> cache_pb2.WriteChunk:
+    """One message of a Write stream."""
+    chunk = parse(cache_pb2.WriteChunk, payload)
+    if not isinstance(chunk, cache_pb2.WriteChunk):
+        raise InvalidArgument("message", type(chunk).__name__, "a WriteChunk")
+    return chunk
+
+
+def _add_port(server: grpc.aio.Server, address: str) -> int:
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise Unavailable(f"gRPC can not listen at {address}: {error}", field="listen", value=address) from error
+    if not port:
+        raise Unavailable(f"gRPC can not listen at {address}", field="listen", value=address)
+    return int(port)
+
+
+async def _abort(context: Context, error: KVStoreError) -> None:
+    detail = to_detail(error).SerializeToString()
+    await context.abort(_CODES[status_code(error)], error.message, trailing_metadata=((ERROR_METADATA, detail),))

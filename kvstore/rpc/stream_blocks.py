@@ -1,0 +1,212 @@
+"""The blocks behind the stream methods: how a Read cuts pinned bytes and a Write gathers them. No asyncio here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from kvstore.core.errors import InvalidArgument, UnknownNamespace
+from kvstore.core.namespace import BlockLayout
+from kvstore.core.types import (
+    Area,
+    BlockKey,
+    Durability,
+    LeaseId,
+    NamespaceId,
+    Outcome,
+    Place,
+    Reason,
+    SessionId,
+    Target,
+    Tier,
+)  # fmt: skip
+from kvstore.rpc import convert
+from kvstore.rpc.framing import CHUNK_BYTES_MAX
+from kvstore.store.api import CommitEntry, CommitResult, FetchResult
+from kvstore.store.store import Store
+from kvstore.v1 import cache_pb2
+
+READ_WAIT_MS: Final = 10_000
+"""How long a Read waits for blocks that come from SSD or DEVICE; past it they are sent as misses."""
+
+
+def layout_of(store: Store, namespace_id: NamespaceId) -> BlockLayout:
+    for report in store.namespaces():
+        if report.namespace_id == namespace_id:
+            return report.layout
+    raise UnknownNamespace(
+        f"namespace {namespace_id.hex()[:16]} was not opened since the daemon started",
+        field="namespace_id",
+        value=namespace_id.hex(),
+        expected="an id that OpenNamespace answered",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads pinned blocks of one session."""
+
+    store: Store
+    session: SessionId
+    namespace: NamespaceId
+    layout: BlockLayout
+    layers: tuple[int, int]
+
+    def fetch(self, keys: Sequence[BlockKey], lease_id: LeaseId) -> FetchResult:
+        """Pin blocks in HOST, waiting for those that come from elsewhere."""
+        return self.store.fetch(
+            self.session,
+            self.namespace,
+            keys,
+            Target.HOST,
+            lease_id=lease_id,
+            layers=self.layers,
+            wait_ms=READ_WAIT_MS,
+        )
+
+    def payload_bytes(self, place: Place) -> int:
+        """Bytes of the slices asked for, without padding."""
+        return (self.layers[1] - self.layers[0]) * self.layout.of_codec(place.codec)[0]
+
+    def cut(self, place: Place, begin: int, end: int) -> tuple[bytes, int]:
+        """Bytes ``begin`` to ``end`` of the packed slices, and their CRC-32C."""
+        slice_bytes = self.layout.of_codec(place.codec)[0]
+        memory = self.store.memory(self.session, Area.HOST)
+        parts = []
+        while begin < end:
+            layer, within = divmod(begin, slice_bytes)
+            size = min(end - begin, slice_bytes - within)
+            start = place.offset + layer * place.stride + within
+            parts.append(memory[start : start + size])
+            begin += size
+        data = b"".join(parts)
+        return data, crc32c(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The checked header of a Write stream."""
+
+    namespace_id: NamespaceId
+    keys: list[BlockKey]
+    parents: list[BlockKey]
+    token_ids: Sequence[int]
+    durability: Durability | None
+
+    @classmethod
+    def of(cls, message: cache_pb2.WriteHeader) -> Header:
+        """Check a message."""
+        keys = convert.keys_of(message.keys, "header.keys")
+        durability = message.durability
+        return cls(
+            convert.namespace_of(message.namespace_id, "header.namespace_id"),
+            keys,
+            convert.parents_of_entries(message.parents, len(keys), "header.parents"),
+            message.token_ids,
+            convert.enum_of("header.durability", durability, Durability) if durability else None,
+        )
+
+
+class Writer:
+    """Takes the bytes of one Write stream into a session of its own, which ends with the stream."""
+
+    def __init__(self, store: Store, header: Header, layout: BlockLayout) -> None:
+        self._store = store
+        self._header = header
+        self._layout = layout
+        self._size = layout.layers * layout.slice_bytes
+        self._session: SessionId | None = None
+        self._places: tuple[Place | None, ...] = ()
+        self._outcomes: tuple[Outcome, ...] = ()
+        self._entries: list[CommitEntry] = []
+        self._key = 0
+        self._offset = 0
+
+    def open(self) -> None:
+        """Open the session with room for all blocks, and reserve them."""
+        room = len(self._header.keys) * self._layout.raw_stored_bytes
+        self._session = self._store.open_session("write stream", buffer_bytes=room, remote=True).session_id
+        reserved = self._store.reserve(self._session, self._header.namespace_id, Tier.HOST, keys=self._header.keys)
+        self._outcomes, self._places = reserved.outcomes, reserved.places
+        columns = zip(reserved.reservation_ids, self._header.keys, self._header.parents, strict=True)
+        self._entries = [
+            CommitEntry(*entry) for entry, o in zip(columns, self._outcomes, strict=True) if o is Outcome.PENDING
+        ]
+
+    def take(self, chunk: cache_pb2.WriteChunk) -> None:
+        """Check and place one chunk: in key order, without gaps."""
+        data = chunk.data
+        if not 1 <= len(data) <= CHUNK_BYTES_MAX:
+            raise InvalidArgument("data", f"{len(data)} bytes", f"1 to {CHUNK_BYTES_MAX} bytes")
+        if chunk.key_index != self._key or self._key >= len(self._header.keys):
+            raise InvalidArgument("key_index", chunk.key_index, f"{self._key}, the key that is not yet whole")
+        if chunk.offset != self._offset:
+            raise InvalidArgument("offset", chunk.offset, f"{self._offset}, the end of the chunk before")
+        if self._offset + len(data) > self._size:
+            raise InvalidArgument("data", f"{self._offset + len(data)} bytes of key {self._key}", f"{self._size} bytes")
+        if crc32c(data) != chunk.crc32c:
+            raise InvalidArgument("crc32c", chunk.crc32c, f"{crc32c(data)}, the CRC-32C of data")
+        place = self._places[self._key]
+        if place is not None and self._session is not None:
+            self._place(self._store.memory(self._session, Area.BUFFER), place, data)
+        self._offset += len(data)
+        if self._offset == self._size:
+            self._key, self._offset = self._key + 1, 0
+
+    def _place(self, memory: memoryview, place: Place, data: bytes) -> None:
+        slice_bytes, taken = self._layout.slice_bytes, 0
+        while taken < len(data):
+            layer, within = divmod(self._offset + taken, slice_bytes)
+            size = min(len(data) - taken, slice_bytes - within)
+            start = place.offset + layer * place.stride + within
+            memory[start : start + size] = data[taken : taken + size]
+            taken += size
+
+    def check_whole(self) -> None:
+        """Raise InvalidArgument unless every key has all its bytes."""
+        if self._key != len(self._header.keys):
+            raise InvalidArgument(
+                "data",
+                f"{self._key} whole keys and {self._offset} bytes",
+                f"{len(self._header.keys)} keys of {self._size} bytes",
+            )
+
+    def commit(self) -> CommitResult:
+        """Publish what was reserved; keys that were resident before are HIT and existed."""
+        result = CommitResult((), (), ())
+        if self._entries and self._session is not None:
+            per_key = len(self._header.token_ids) // len(self._header.keys)
+            tokens = [
+                token
+                for index, outcome in enumerate(self._outcomes)
+                if outcome is Outcome.PENDING
+                for token in self._header.token_ids[index * per_key : (index + 1) * per_key]
+            ]
+            result = self._store.commit(
+                self._session,
+                self._header.namespace_id,
+                self._entries,
+                token_ids=tokens,
+                durability=self._header.durability,
+            )
+        committed = iter(zip(result.outcomes, result.reasons, result.existed, strict=True))
+        rows = [
+            next(committed)
+            if outcome is Outcome.PENDING
+            else (Outcome.HIT, Reason.NONE, True)
+            if outcome is Outcome.HIT
+            else (Outcome.MISS, Reason.NO_SPACE, False)
+            for outcome in self._outcomes
+        ]
+        return CommitResult(
+            tuple(r[0] for r in rows), tuple(r[1] for r in rows), tuple(r[2] for r in rows), (), result.busy
+        )
+
+    def close(self) -> None:
+        """End the session: what was not committed is gone. Idempotent."""
+        if self._session is not None:
+            self._store.close_session(self._session)
+            self._session = None

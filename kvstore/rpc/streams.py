@@ -1,0 +1,196 @@
+"""The stream methods, for sessions without shared memory: Read, Write, Subscribe.
+
+Read pins a few blocks at a time and sends chunks of at most 1 MiB, each with its CRC-32C. Write takes all
+bytes in before it commits: nothing is visible before the stream has ended well. Both are bounded: Read by the window
+of gRPC, Write by ``WRITE_BYTES_MAX`` a stream and ``WRITES_MAX`` streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Final
+
+from kvstore.core.errors import InvalidArgument, ResourceExhausted
+from kvstore.core.types import (
+    Outcome,
+    Place,
+    Reason,
+)
+from kvstore.rpc import convert
+from kvstore.rpc.context import CallContext
+from kvstore.rpc.dispatch import Dispatcher
+from kvstore.rpc.framing import CHUNK_BYTES_MAX
+from kvstore.rpc.handlers_cache import commit_message
+from kvstore.rpc.stream_blocks import Header, Reader, Writer, layout_of
+from kvstore.store.api import FetchResult
+from kvstore.store.report import BlockEvent
+from kvstore.v1 import cache_pb2, events_pb2
+
+READ_BLOCKS: Final = 8
+"""Blocks that one Read pins at a time."""
+
+LEASE_TTL_MS: Final = 60_000
+WRITE_BYTES_MAX: Final = 256 << 20
+WRITES_MAX: Final = 8
+EVENTS_STEP: Final = 256
+
+
+class Streams:
+    """Handlers of the stream methods."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._writes = 0
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End subscriptions, which else would last for ever."""
+        self._stopping.set()
+
+    # ------------------------------------------------------------ Read
+
+    async def read(self, ctx: CallContext, request: cache_pb2.ReadRequest) -> AsyncIterator[cache_pb2.ReadChunk]:
+        """Cache/Read."""
+        namespace = convert.namespace_of(request.namespace_id)
+        keys = convert.keys_of(request.keys)
+        layers = convert.layers_of(request.layer_begin, request.layer_end)
+        store, session = ctx.store, ctx.session
+        layout = await self._dispatcher.work(lambda: layout_of(store, namespace))
+        lease_id = store.grant_lease(session, "read stream", LEASE_TTL_MS)
+        try:
+            for begin in range(0, len(keys), READ_BLOCKS):
+                part = keys[begin : begin + READ_BLOCKS]
+                store.renew_lease(session, lease_id)
+                reader = Reader(store, session, namespace, layout, layers or (0, layout.layers))
+                fetched = await self._dispatcher.wait(partial(reader.fetch, part, lease_id))
+                for position, key in enumerate(part):
+                    index = begin + position
+                    place = fetched.places[position]
+                    if fetched.outcomes[position] is not Outcome.HIT or place is None:
+                        yield _missing(index, fetched, position)
+                        continue
+                    async for chunk in self._block(reader, index, place):
+                        yield chunk
+                    store.release(session, lease_id, namespace, [key])
+        finally:
+            store.release(session, lease_id)
+
+    async def _block(self, reader: Reader, index: int, place: Place) -> AsyncIterator[cache_pb2.ReadChunk]:
+        begin, size = 0, reader.payload_bytes(place)
+        while begin < size:
+            end = min(begin + CHUNK_BYTES_MAX, size)
+            data, crc = await self._dispatcher.work(partial(reader.cut, place, begin, end))
+            yield cache_pb2.ReadChunk(
+                key_index=index,
+                outcome=int(Outcome.HIT),  # type: ignore[arg-type]
+                offset=begin,
+                data=data,
+                crc32c=crc,
+                codec=place.codec,
+            )
+            begin = end
+
+    # ------------------------------------------------------------ Write
+
+    async def write(self, ctx: CallContext, chunks: AsyncIterator[cache_pb2.WriteChunk]) -> cache_pb2.CommitResponse:
+        """Cache/Write."""
+        _ = ctx.session
+        if self._writes >= WRITES_MAX:
+            raise ResourceExhausted(
+                f"{self._writes} write streams are under way", field="calls", value=self._writes,
+                expected=f"at most {WRITES_MAX}",
+            )  # fmt: skip
+        self._writes += 1
+        try:
+            async for first in chunks:
+                return await self._write(ctx, first, chunks)
+            raise InvalidArgument("header", "unset", "a WriteHeader in the first message")
+        finally:
+            self._writes -= 1
+
+    async def _write(
+        self, ctx: CallContext, first: cache_pb2.WriteChunk, chunks: AsyncIterator[cache_pb2.WriteChunk]
+    ) -> cache_pb2.CommitResponse:
+        if not first.HasField("header"):
+            raise InvalidArgument("header", "unset", "a WriteHeader in the first message")
+        header = Header.of(first.header)
+        layout = await self._dispatcher.work(lambda: layout_of(ctx.store, header.namespace_id))
+        size = len(header.keys) * layout.layers * layout.slice_bytes
+        if size > WRITE_BYTES_MAX:
+            raise InvalidArgument("header.keys", f"{size} bytes of payload", f"at most {WRITE_BYTES_MAX} a stream")
+        writer = Writer(ctx.store, header, layout)
+        try:
+            await self._dispatcher.work(writer.open)
+            if first.data:
+                writer.take(first)
+            async for chunk in chunks:
+                if chunk.HasField("header"):
+                    raise InvalidArgument("header", "set", "a header in the first message only")
+                writer.take(chunk)
+            writer.check_whole()
+            result = await self._dispatcher.work(writer.commit)
+            return commit_message(result)
+        finally:
+            writer.close()
+
+    # ------------------------------------------------------------ Subscribe
+
+    async def subscribe(
+        self, ctx: CallContext, request: events_pb2.SubscribeRequest
+    ) -> AsyncIterator[events_pb2.BlockEvent]:
+        """Events/Subscribe."""
+        store = ctx.store
+        namespace = convert.namespace_of(request.namespace_id) if request.namespace_id else None
+        sequence = request.after_sequence or store.last_event
+        if sequence > store.last_event:
+            raise InvalidArgument("after_sequence", sequence, f"at most {store.last_event}, the newest event")
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+        unsubscribe = store.on_events(lambda: _wake(loop, news))
+        stopped = loop.create_task(self._stopping.wait())
+        try:
+            while not self._stopping.is_set():
+                news.clear()
+                events = store.events_after(sequence, namespace_id=namespace, limit=EVENTS_STEP)
+                for event in events:
+                    sequence = event.sequence
+                    yield _event_message(event)
+                if not events:
+                    waiting = loop.create_task(news.wait())
+                    await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                    waiting.cancel()
+        finally:
+            stopped.cancel()
+            unsubscribe()
+
+
+def _wake(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
+    """Called from the store's threads."""
+    loop.call_soon_threadsafe(news.set)
+
+
+def _missing(index: int, fetched: FetchResult, position: int) -> cache_pb2.ReadChunk:
+    outcome, reason = fetched.outcomes[position], fetched.reasons[position]
+    if outcome is Outcome.PENDING:
+        outcome, reason = Outcome.MISS, Reason.DEADLINE
+    return cache_pb2.ReadChunk(
+        key_index=index,
+        outcome=int(outcome),  # type: ignore[arg-type]
+        reason=int(reason),  # type: ignore[arg-type]
+    )
+
+
+def _event_message(event: BlockEvent) -> events_pb2.BlockEvent:
+    return events_pb2.BlockEvent(
+        sequence=event.sequence,
+        unix_seconds=event.unix_seconds,
+        kind=int(event.kind),  # type: ignore[arg-type]
+        tier=int(event.tier or 0),  # type: ignore[arg-type]
+        namespace_id=event.namespace_id,
+        keys=b"".join(event.keys),
+        parents=b"".join(event.parents),
+        token_ids=event.token_ids,
+        block_tokens=event.block_tokens,
+    )
