@@ -70,7 +70,7 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def _launch(  # noqa: PLR0913  (one private call site)
+def _launch(
     shape: LaunchShape,
     grid: tuple[int, int, int],
     query: torch.Tensor,

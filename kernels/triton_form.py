@@ -28,7 +28,7 @@ SMALL_PREFILL_ROWS: Final = 32
 """Rows of a prefill tile over int8 slices: with 64 the compiler runs out of registers. (Over fp32 it is 16.)"""
 
 PROGRAMS_A_MULTIPROCESSOR: Final = 4
-"""Programs wanted for each multiprocessor when work is split: two are resident (registers), two waiting even the end."""
+"""Programs wanted for each multiprocessor when work is split: enough to fill it and to even the end out."""
 
 SMALLEST_SPLIT: Final = 4
 """Blocks below which another split costs more in its merge than it gains."""
@@ -72,7 +72,7 @@ class LaunchShape:
     stages: int
 
 
-def choose_form(  # noqa: PLR0913  (each is one independent property of a call)
+def choose_form(
     geometry: SliceGeometry,
     codec: str,
     group: int,

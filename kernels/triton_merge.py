@@ -31,7 +31,7 @@ def top_log(lse, parts, pairs, pair):
 
 
 @triton.jit(do_not_specialize=["parts", "pairs"])
-def merge_kernel(  # noqa: PLR0913  (a kernel's arguments are what the launch knows)
+def merge_kernel(
     part_out,
     part_lse,
     sinks,
@@ -104,4 +104,6 @@ def merge(partials: Sequence[Partial], sinks: torch.Tensor | None = None) -> Par
     """The contract of ``attention.merge`` for checked arguments on a GPU: one launch for any number of parts."""
     if len(partials) == 1:
         return merge_stacked(partials[0].out.contiguous()[None], partials[0].lse.contiguous()[None], sinks)
-    return merge_stacked(torch.stack([part.out for part in partials]), torch.stack([part.lse for part in partials]), sinks)
+    return merge_stacked(
+        torch.stack([part.out for part in partials]), torch.stack([part.lse for part in partials]), sinks
+    )

@@ -1,8 +1,8 @@
 """Copying lists of blocks between addresses on a GPU: gather, scatter, and any mix of memories.
 
-Sources and targets are absolute: device memory, memory mapped by CUDA IPC, pinned host memory. One launch copies any number of
-blocks, where a copy engine would take one call each; over PCIe a kernel's loads of host memory reach about the
-bandwidth of the copy engine when many are in flight, so a program moves 16 KiB in 16-byte loads.
+Sources and targets are absolute: device memory, memory mapped by CUDA IPC, pinned host memory. One launch copies any
+number of blocks, where a copy engine takes one call each. A program moves 16 KiB in 16-byte loads, so that many are in
+flight at once: over PCIe it is the loads in flight that make the bandwidth.
 
 Not yet run on hardware: checked in the interpreter, compiled for the targets of ``compile_gate``.
 """

@@ -7,8 +7,8 @@ number ``offsets[s] * group // block_m + s``, so the grid needs no knowledge of 
 
 A program reads its sequence's block table once to find the range of entries that its rows can see at all (tables in
 order make that range tight, any order stays correct), takes its share of the range, and runs over it with a straight
-loop whose loads are masked, so that the compiler may pipeline them. Blocks are absolute addresses: memory of the device, memory of
-another process mapped by CUDA IPC, and pinned host memory are all read alike.
+loop whose loads are masked, so that the compiler may pipeline them. Blocks are absolute addresses: memory of the
+device, memory of another process mapped by CUDA IPC, and pinned host memory are all read alike.
 
 An int8 slice pairs channel ``i`` with channel ``i + head_dim / 2`` and token ``i`` with ``i + block_tokens / 2`` in one
 16-bit word, so a tile of words is two tiles of codes that are multiplied as they are: no shuffles, nothing
@@ -64,7 +64,7 @@ def find_entries(addresses, starts, blocks, first_seen, last_seen, FORM: tl.cons
 
 @triton.jit
 def pointer_at(base, TYPE: tl.constexpr, FORM: tl.constexpr):
-    """Return the byte address ``base`` as a pointer whose alignment the compiler knows: without it loads are 2 bytes."""
+    """Return a byte address as a pointer whose alignment the compiler knows; without it loads are of 2 bytes."""
     ALIGNMENT: tl.constexpr = FORM.alignment
     return tl.multiple_of(base.to(tl.pointer_type(TYPE)), ALIGNMENT)
 
@@ -179,7 +179,7 @@ def load_int8_keys(query, base, first_token, live, FORM: tl.constexpr):
 
 @triton.jit
 def attend_int8(state, query, factor, block, limits, window, soft_cap, FORM: tl.constexpr):
-    """Take one tile of an int8 head into ``state``: ``tile / 2`` tokens of the block's first half, as many of its second."""
+    """Take one tile of an int8 head into ``state``: half of it from the block's first half, half from its second."""
     top, mass, total = state
     base, first_token, start, live = block
     places, last_seen = limits
@@ -263,7 +263,7 @@ def store_partial(out, lse, state, pair, row_inside, FORM: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows", "sequences", "blocks", "layer_offset", "window"])
-def paged_attention_kernel(  # noqa: PLR0913  (a kernel's arguments are what the launch knows)
+def paged_attention_kernel(
     query,
     addresses,
     starts,
@@ -333,11 +333,13 @@ def paged_attention_kernel(  # noqa: PLR0913  (a kernel's arguments are what the
         base = address + layer_offset + kv_head * FORM.head_bytes
         if FORM.raw is None:
             block = base, (step % STEPS) * (FORM.tile // 2), start, live
-            limits = places, last_seen
-            top, mass, total = attend_int8((top, mass, total), tile_query, factor, block, limits, window, soft_cap, FORM)
+            top, mass, total = attend_int8(
+                (top, mass, total), tile_query, factor, block, (places, last_seen), window, soft_cap, FORM
+            )
         else:
             block = base, (step % STEPS) * FORM.tile, start, live
-            limits = places, last_seen
-            top, mass, total = attend_raw((top, mass, total), tile_query, factor, block, limits, window, soft_cap, FORM)
+            top, mass, total = attend_raw(
+                (top, mass, total), tile_query, factor, block, (places, last_seen), window, soft_cap, FORM
+            )
     pair += split.to(tl.int64) * rows * (FORM.kv_heads * FORM.group)
     store_partial(out, lse, (top, mass, total), pair, row_inside, FORM)

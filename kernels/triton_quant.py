@@ -1,8 +1,8 @@
 """The int8 codec on a GPU, bit-equal to ``quant_reference``: raw slices to int8 slices and back, by address.
 
 The arithmetic is that of docs/format-slices.md, one rounding an operation: division is ``div_rn``, launches forbid
-fused multiply-adds, and codes are clamped before they are rounded (the bounds are integers, so the order does not matter),
-by adding and subtracting 1.5 * 2**23. A program encodes some pairs of channels of K, or some pairs of
+fused multiply-adds, and codes are clamped before they are rounded (the bounds are integers, so the order does not
+matter), by adding and subtracting 1.5 * 2**23. A program encodes some pairs of channels of K, or some pairs of
 tokens of V, of one head: both members of a pair lie in one 16-bit word, so words are built in registers.
 
 Not yet run on hardware: checked in the interpreter, compiled for the targets of ``compile_gate``.
@@ -19,6 +19,8 @@ from kvstore.kernels.triton_form import RAW_TYPES, check_geometry
 from kvstore.kernels.triton_paged import pointer_at
 
 __all__ = ["dequantise", "quantise"]
+
+Grid = tuple[int, int, int]
 
 LARGEST_VALUE = tl.constexpr(60000.0)
 INVERSE_127 = tl.constexpr(1.0 / 127.0)
@@ -173,7 +175,7 @@ def high_byte(words):
 
 @triton.jit
 def to_raw(values, FORM: tl.constexpr):
-    """Round fp32 to the raw dtype, to nearest and ties to even; bf16 by integers, as the interpreter's cast truncates."""
+    """Round fp32 to the raw dtype, to nearest, ties to even; bf16 by integers, as the interpreter's cast truncates."""
     if FORM.raw == tl.bfloat16:
         bits = values.to(tl.int32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -257,7 +259,7 @@ def _checked_form(raw: torch.Tensor, coded: torch.Tensor, geometry: SliceGeometr
     return codec_form(geometry)
 
 
-def _grids(raw: torch.Tensor, geometry: SliceGeometry, layers: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+def _grids(raw: torch.Tensor, geometry: SliceGeometry, layers: int) -> tuple[Grid, Grid]:
     slices = raw.shape[0] * layers
     key_chunks = triton.cdiv(geometry.head_dim // 2, PAIRS)
     return (slices, geometry.kv_heads, key_chunks), (slices, geometry.kv_heads, geometry.block_tokens // 2 // PAIRS)
