@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from kvstore.daemon.config import Config, describe, print_config
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.main import COMMANDS, EPILOG
 
@@ -71,6 +72,19 @@ def test_every_exit_code_is_documented_and_no_other(documents):
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", documents["docs/operations.md"], re.MULTILINE)
     assert {(int(number), name) for number, name in rows} == {(code.value, code.name) for code in Exit}
     assert set(map(int, re.findall(r"\b(\d+) ", EPILOG))) == {code.value for code in Exit} - {Exit.INTERRUPTED}
+
+
+def test_every_configuration_key_is_documented_with_the_text_of_help(documents):
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", documents["docs/operations.md"], re.MULTILINE)
+    told = {name: (default, meaning) for name, default, meaning in rows if name in Config.model_fields}
+    assert {name: meaning for name, (_, meaning) in told.items()} == {
+        name: describe(name) for name in Config.model_fields
+    }
+    shown = dict(re.findall(r"^(\w+) = (.*)$", print_config(Config()), re.MULTILINE))
+    defaults = {name: default.strip("`") for name, (default, _) in told.items() if default.startswith("`")}
+    del defaults["socket"]
+    assert defaults == {name: shown[name] for name in defaults}
+    assert len(defaults) >= len(told) - 2
 
 
 def test_every_command_is_documented(documents):

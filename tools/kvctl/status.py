@@ -112,7 +112,7 @@ def _moves(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
 
 
 def _recovery(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
-    if not answer.HasField("recovery"):
+    if not answer.HasField("recovery") or answer.recovery.mode == "off":
         return
     report = answer.recovery
     sentence = (
