@@ -35,7 +35,7 @@ class Tier(IntEnum):
     @property
     def bit(self) -> int:
         """This tier's bit in a residency set."""
-        return 1 << (self.value - 1)
+        return 1 << (self - 1)
 
 
 class Area(IntEnum):

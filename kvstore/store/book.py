@@ -47,17 +47,17 @@ class Book:
         self, namespaces: NamespaceTable, arenas: dict[Tier, Arena], clock: Clock, limits: tuple[int, int]
     ) -> None:
         self.index = BlockIndex()
-        self.lists = {tier: LruList(self.index, tier) for tier in Tier}
+        self.lists = [LruList(self.index, Tier(max(number, 1))) for number in range(4)]
         self.namespaces = namespaces
         self.arenas = arenas
         self.events = EventLog(limits[0])
         self.news = News(self.events)
         self.tombstones = Tombstones(limits[1])
         self.counters = Counters()
-        self.blocks = dict.fromkeys(Tier, 0)
-        self.bytes = dict.fromkeys(Tier, 0)
-        self.raw_bytes = dict.fromkeys(Tier, 0)
-        self.pinned_bytes = dict.fromkeys(Tier, 0)
+        self.blocks = [0] * 4
+        self.bytes = [0] * 4
+        self.raw_bytes = [0] * 4
+        self.pinned_bytes = [0] * 4
         self.pins: dict[int, int] = {}
         self.holds: dict[int, int] = {}
         self.io: dict[int, int] = {}
@@ -80,7 +80,8 @@ class Book:
 
     def nbytes(self, slot: int, tier: Tier) -> int:
         """Bytes of the slot's copy in a tier."""
-        return self.namespace(slot).bytes_in(tier, self.codec(slot))
+        index = self.index
+        return self.namespaces.entries[index.namespace[slot]].sizes[tier][index.codec[slot]]
 
     def has(self, slot: int, tier: Tier) -> bool:
         """Whether the tier holds a READY copy."""
@@ -127,7 +128,7 @@ class Book:
         parent = index.parent[slot]
         if parent >= 0:
             index.kids[tier][parent] += 1
-        self._account(slot, tier, 1)
+        self.account(namespace, tier, index.codec[slot], 1)
         if copy_number(slot, tier) not in self.pins:
             self.lists[tier].use(slot)
         self.reconsider(slot)
@@ -142,9 +143,9 @@ class Book:
             if index.hits[slot] < 0xFFFF:
                 index.hits[slot] += 1
             residency = index.residency[slot]
-            for tier, lru in self.lists.items():
-                if residency & tier.bit and copy_number(slot, tier) not in self.pins:
-                    lru.use(slot)
+            for number in (1, 2, 3):
+                if residency >> (number - 1) & 1 and 4 * slot + number not in self.pins:
+                    self.lists[number].use(slot)
 
     def idle_seconds(self, slot: int) -> float:
         """Seconds since the last use, to a tenth."""
@@ -160,7 +161,8 @@ class Book:
         copy.advance(Event.DOOM if self._in_use(number) else Event.DROP)
         index.residency[slot] &= ~tier.bit & 0xFF
         self.lists[tier].take(slot)
-        self._account(slot, tier, -1)
+        namespace = self.namespace(slot)
+        self.account(namespace, tier, index.codec[slot], -1)
         self.counters.count(f"{tier.name.lower()}_{_CAUSES.get(cause, 'dropped')}")
         if copy.state is CopyState.DOOMED:
             self.doomed.setdefault(number, []).append(copy)
@@ -171,7 +173,7 @@ class Book:
             index.kids[tier][parent] -= 1
             if index.kids[tier][parent] == 0:
                 self.lists[tier].return_cold(parent)
-        namespace, key = self.namespace(slot), index.key_of(slot)
+        key = index.key_of(slot)
         self.news.tell(EventKind.REMOVED, tier, namespace, key)
         if not index.residency[slot]:
             namespace.blocks -= 1
@@ -278,7 +280,7 @@ class Book:
 
     def reconsider(self, slot: int) -> None:
         """A reason to set the block aside may have gone: bring its copies back to the cold ends."""
-        for lru in self.lists.values():
+        for lru in self.lists[1:]:
             lru.return_cold(slot)
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -307,13 +309,12 @@ class Book:
                 self.reconsider(parent)
             slot = parent
 
-    def _account(self, slot: int, tier: Tier, sign: int) -> None:
-        namespace = self.namespace(slot)
-        layout = namespace.layout
-        namespace.blocks_by_tier[tier] += sign
-        self.blocks[tier] += sign
-        self.bytes[tier] += sign * self.nbytes(slot, tier)
-        self.raw_bytes[tier] += sign * (layout.device_bytes if tier is Tier.DEVICE else layout.raw_stored_bytes)
+    def account(self, namespace: Namespace, tier: Tier, codec: int, change: int) -> None:
+        """Count copies that came (or, below 0, went)."""
+        namespace.blocks_by_tier[tier] += change
+        self.blocks[tier] += change
+        self.bytes[tier] += change * namespace.sizes[tier][codec]
+        self.raw_bytes[tier] += change * namespace.sizes[tier][Codec.RAW]
 
 
 def copy_number(slot: int, tier: Tier) -> int:

@@ -47,12 +47,12 @@ class BlockIndex:
         self.hits = array("H")
         self.last_use = array("I")
         """Tenths of a second since the store's start."""
-        self.place = {tier: array("I" if tier is not Tier.SSD else "i") for tier in Tier}
-        """Page number in the arena; the handle on SSD."""
-        self.kids = {tier: array("i") for tier in Tier}
+        self.place = [array("I"), array("I"), array("I"), array("i")]
+        """Page number in the arena; the handle on SSD. Lists by tier begin with an unused entry."""
+        self.kids = _columns()
         """Children with a READY copy in the tier."""
-        self.colder = {tier: array("i") for tier in Tier}
-        self.hotter = {tier: array("i") for tier in Tier}
+        self.colder = _columns()
+        self.hotter = _columns()
         """Links of the tier's LRU list (``lru.py``)."""
         self._free: list[int] = []
         self._fresh = 0
@@ -124,9 +124,13 @@ class BlockIndex:
         self.keys.extend([None] * _CHUNK)
         for column in (
             self.parent, self.namespace, self.residency, self.codec, self.depth, self.children, self.hits,
-            self.last_use, *self.place.values(), *self.kids.values(),
+            self.last_use, *self.place[1:], *self.kids[1:],
         ):  # fmt: skip
             column.frombytes(bytes(_CHUNK * column.itemsize))
         unlisted = array("i", [UNLISTED]) * _CHUNK
-        for links in (*self.colder.values(), *self.hotter.values()):
+        for links in (*self.colder[1:], *self.hotter[1:]):
             links.extend(unlisted)
+
+
+def _columns() -> list[array[int]]:
+    return [array("i") for _ in range(4)]

@@ -228,7 +228,7 @@ class Movement:
             else:
                 self.state.readable &= ~Tier.SSD.bit
             if ready and not before:
-                for lru in book.lists.values():
+                for lru in book.lists[1:]:
                     lru.reconsider_all()
         if ready != before:
             log.warning("the SSD tier is %s now", "ready" if ready else "degraded")

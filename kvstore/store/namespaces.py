@@ -24,7 +24,13 @@ class Namespace:
     name: str = ""
     on_disk: bool = False
     blocks: int = 0
-    blocks_by_tier: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    blocks_by_tier: list[int] = field(default_factory=lambda: [0] * 4)
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Bytes of one block by tier and codec; the entry of tier 0 is unused."""
+
+    def __post_init__(self) -> None:
+        stored = (self.layout.raw_stored_bytes, self.layout.stored_bytes)
+        self.sizes = ((0, 0), (self.layout.device_bytes, self.layout.device_bytes), stored, stored)
 
     @property
     def codec(self) -> Codec:
@@ -39,7 +45,7 @@ class Namespace:
 
     def bytes_in(self, tier: Tier, codec: Codec) -> int:
         """Bytes of one block in a tier."""
-        return self.layout.device_bytes if tier is Tier.DEVICE else self.layout.of_codec(codec)[2]
+        return self.sizes[tier][codec]
 
 
 class NamespaceTable:
