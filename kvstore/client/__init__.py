@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from kvstore.client.copying import aligned_buffer
     from kvstore.client.core import Completion
     from kvstore.client.options import ClientOptions, Control
+    from kvstore.client.payloads import BlockView, GotBlocks, PutBlocks
     from kvstore.client.state import Backoff
     from kvstore.client.sync import Client
-    from kvstore.client.transfer import BlockView, GotBlocks, PutBlocks
     from kvstore.rpc.paths import default_socket
 
 __all__ = [
@@ -36,13 +36,13 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "kvstore.client.aio",
     "Backoff": "kvstore.client.state",
-    "BlockView": "kvstore.client.transfer",
+    "BlockView": "kvstore.client.payloads",
     "Client": "kvstore.client.sync",
     "ClientOptions": "kvstore.client.options",
     "Completion": "kvstore.client.core",
     "Control": "kvstore.client.options",
-    "GotBlocks": "kvstore.client.transfer",
-    "PutBlocks": "kvstore.client.transfer",
+    "GotBlocks": "kvstore.client.payloads",
+    "PutBlocks": "kvstore.client.payloads",
     "aligned_buffer": "kvstore.client.copying",
     "default_socket": "kvstore.rpc.paths",
 }

@@ -19,31 +19,27 @@ from kvstore.client.core import CALLERS_ERRORS, Completion, note_failure, reopen
 from kvstore.client.operations import Operation, Operations, fetch_result, missed
 from kvstore.client.options import ClientOptions
 from kvstore.client.options import Target as Address
+from kvstore.client.payloads import BlockView, GotBlocks, PutBlocks
 from kvstore.client.state import ClientState, outward
-from kvstore.client.transfer import BlockView, GotBlocks, PutBlocks, Transfer
+from kvstore.client.sync_calls import SyncCalls
+from kvstore.client.transfer import Transfer
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import KVStoreError, Unavailable
-from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import (
     Area,
     BlockKey,
-    Durability,
     JobId,
-    LeaseId,
     NamespaceId,
     Outcome,
-    ReservationId,
-    Target,
-    Tier,
 )
-from kvstore.store.api import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
+from kvstore.store.api import CommitResult, FetchResult
 from kvstore.v1 import session_pb2
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Client:
+class Client(SyncCalls):
     """A session with a daemon.
 
     ``target`` is the path of the session socket, or ``grpc://host:port`` for a daemon on another host. Without
@@ -182,7 +178,7 @@ class Client:
         try:
             return self.attempt(operation)
         except KVStoreError as error:
-            return self._fall_back(operation, error)
+            return self.fall_back(operation.method, error, operation.fallback)
 
     def attempt(self, operation: Operation[T]) -> T:
         """Carry out an operation or raise; one that changes nothing is sent again if its connection was lost."""
@@ -208,14 +204,14 @@ class Client:
             call_id = connection.send(operation.method, operation.build().SerializeToString(), timeout_s)
         except KVStoreError as error:
             failed = error
-            return lambda: self._fall_back(operation, failed)
+            return lambda: self.fall_back(operation.method, failed, operation.fallback)
 
         def finish() -> T:
             try:
                 reply = connection.wait(call_id, operation.method, timeout_s)
                 return operation.parse(operation.reply.FromString(reply), generation)
             except KVStoreError as error:
-                return self._fall_back(operation, error)
+                return self.fall_back(operation.method, error, operation.fallback)
 
         return finish
 
@@ -228,11 +224,12 @@ class Client:
         except KVStoreError as error:
             self.note(operation.method, error)
 
-    def _fall_back(self, operation: Operation[T], error: KVStoreError) -> T:
+    def fall_back(self, method: str, error: KVStoreError, fallback: Callable[[], T]) -> T:
+        """Raise a failure if the client is strict or the caller is to blame; else count it and answer for the cache."""
         if self._options.strict or isinstance(error, CALLERS_ERRORS):
             raise error
-        self.note(operation.method, error)
-        return operation.fallback()
+        self.note(method, error)
+        return fallback()
 
     def note(self, method: str, error: KVStoreError) -> None:
         """Count and log a failure that the caller does not see."""
@@ -269,55 +266,7 @@ class Client:
         """Blocks where they lie, without a copy: ``with client.get_in_place(...) as blocks``. Pinned until the end."""
         return self.transfer.in_place(namespace_id, keys, wait_ms=wait_ms)
 
-    # ------------------------------------------------------------ Cache
-
-    def open_namespace(
-        self, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None
-    ) -> OpenedNamespace:
-        """See ``Cache``. Remembered, and opened again after a restart of the daemon."""
-        return self.run(self.operations.open_namespace(spec, name, policy))
-
-    def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
-        """See ``Cache``."""
-        return self.run(self.operations.match(namespace_id, keys))
-
-    def reserve(
-        self, namespace_id: NamespaceId, tier: Tier, *, keys: Sequence[BlockKey] = (), count: int = 0
-    ) -> ReserveResult:
-        """See ``Cache``."""
-        return self.run(self.operations.reserve(namespace_id, tier, keys, count))
-
-    def commit(
-        self,
-        namespace_id: NamespaceId,
-        entries: Sequence[CommitEntry],
-        *,
-        token_ids: Sequence[int] = (),
-        durability: Durability | None = None,
-        lease_id: LeaseId | None = None,
-    ) -> CommitResult:
-        """See ``Cache``."""
-        return self.run(self.operations.commit(namespace_id, entries, token_ids, durability, lease_id))
-
-    def abort(self, reservation_ids: Sequence[ReservationId]) -> int:
-        """See ``Cache``."""
-        if not self._state.present_reservations(reservation_ids):
-            return 0
-        return self.run(self.operations.abort(reservation_ids))
-
-    def fetch(
-        self,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        target: Target,
-        *,
-        lease_id: LeaseId,
-        layers: tuple[int, int] | None = None,
-        wait_ms: int = 0,
-    ) -> FetchResult:
-        """See ``Cache``. With ``wait_ms`` 0 it returns at once, and ``poll`` hands out the end of its job."""
-        operation = self.operations.fetch(namespace_id, keys, target, lease_id=lease_id, layers=layers, wait_ms=wait_ms)
-        return self.run(operation)
+    # ------------------------------------------------------------ jobs
 
     def wait_job(self, job_id: JobId, timeout_ms: int) -> FetchResult:
         """See ``Cache``. A job is either waited for or polled: the result is handed out once."""
@@ -356,37 +305,19 @@ class Client:
         """A descriptor to poll or select on: readable when ``poll`` may have something. New after each reconnect."""
         return self.connection()[0].fileno()
 
-    def prefetch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier) -> FetchResult:
-        """See ``Cache``."""
-        return self.run(self.operations.prefetch(namespace_id, keys, tier))
-
-    def remove(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
-        """See ``Cache``."""
-        return self.run(self.operations.remove(namespace_id, keys))
-
-    def flush(self, timeout_ms: int = 30_000) -> int:
-        """See ``Cache``."""
-        return self.run(self.operations.flush(timeout_ms))
-
-    def grant_lease(self, name: str, ttl_ms: int) -> LeaseId:
-        """See ``Cache``. Lease 0 (a failed cache, not strict) holds nothing; fetching under it misses."""
-        return self.run(self.operations.grant_lease(name, ttl_ms))
-
-    def renew_lease(self, lease_id: LeaseId) -> None:
-        """See ``Cache``."""
-        return self.run(self.operations.renew_lease(lease_id))
-
-    def hold(self, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
-        """See ``Cache``."""
-        return self.run(self.operations.hold(lease_id, namespace_id, keys))
-
-    def release(self, lease_id: LeaseId, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = ()) -> int:
-        """See ``Cache``."""
-        return self.run(self.operations.release(lease_id, namespace_id, keys))
-
     def memory(self, area: Area) -> memoryview:
         """See ``Cache``. The view belongs to the present generation; after a reconnect ask again."""
         return self.connection()[0].welcome.arenas.view(area)
+
+    def memory_at(self, generation: int) -> Callable[[Area], memoryview]:
+        """What finds areas of one connection. Raises Unavailable if it is not the present one any more.
+
+        Places are looked up in the memory that they came with: after a reconnect the same offset is someone else's.
+        """
+        connection, present = self._connection, self._generation
+        if connection is None or present != generation:
+            raise Unavailable("the connection was lost, and its places with it", field="generation", value=generation)
+        return connection.welcome.arenas.view
 
     def close(self) -> None:
         """See ``Cache``."""

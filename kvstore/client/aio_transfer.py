@@ -1,0 +1,194 @@
+"""put, get and get in place of the asyncio client: the steps of ``payloads`` and ``streaming``, copies in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvstore.client.copying import Copier, aligned_buffer
+from kvstore.client.operations import commit_result, missed
+from kvstore.client.payloads import (
+    BlockView,
+    GetPlan,
+    GotBlocks,
+    Memory,
+    PutBlocks,
+    PutPlan,
+    joined,
+    part_result,
+    pending_of,
+    put_failed,
+    slot_bytes,
+    views_of,
+)
+from kvstore.client.state import GENERATION_SHIFT
+from kvstore.client.streaming import WRITE_PART_BYTES, Assembler, read_request, write_messages
+from kvstore.client.transfer import LEASES_IDLE_MAX, STREAM_SECONDS_PER_GIB, OwnLease, layout_of
+from kvstore.core.errors import KVStoreError, Unavailable
+from kvstore.core.types import BlockKey, NamespaceId, Target, Tier
+from kvstore.store.api import CommitResult, FetchResult, ReserveResult
+from kvstore.v1 import cache_pb2
+
+if TYPE_CHECKING:
+    from kvstore.client.aio import AsyncClient
+
+
+class AsyncTransfer:
+    """put and get of one asyncio client; used on its loop's thread only."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._idle: deque[OwnLease] = deque()
+        self._copier: Copier | None = None
+
+    async def put(self, namespace_id: NamespaceId, blocks: PutBlocks) -> CommitResult:
+        """Store blocks; see ``Client.put``."""
+        layout = layout_of(self._client.state, namespace_id)
+        client, results = self._client, []
+        if client.remote:
+            plan = PutPlan.of(layout, blocks, WRITE_PART_BYTES)
+            for part in plan.parts:
+                lost = partial(put_failed, part.stop - part.start)
+                results.append(await client.guarded("Cache/Write", self._upload(namespace_id, plan, part), lost))
+            return joined(results)
+        plan = PutPlan.of(layout, blocks)
+        under_way: asyncio.Task[CommitResult] | None = None
+        for part in plan.parts:
+            reserved = await client.reserve(namespace_id, Tier.HOST, keys=plan.keys(part))
+            step = self._commit(namespace_id, plan, part, reserved)
+            written = await client.guarded("write", self._write(plan, part, reserved), lambda: False)
+            if under_way is not None:
+                results.append(await under_way)
+            if written:
+                under_way = asyncio.create_task(step)
+            else:
+                step.close()
+                under_way = None
+                results.append(put_failed(part.stop - part.start))
+        if under_way is not None:
+            results.append(await under_way)
+        return joined(results)
+
+    async def _write(self, plan: PutPlan, part: slice, reserved: ReserveResult) -> bool:
+        pending = pending_of(reserved)
+        if pending:
+            generation = reserved.reservation_ids[pending[0]] >> GENERATION_SHIFT
+            pairs = plan.writes(part, reserved, self._client.memory_at(generation))
+            await asyncio.to_thread(self.copier.copy, pairs)
+        return True
+
+    async def _commit(
+        self, namespace_id: NamespaceId, plan: PutPlan, part: slice, reserved: ReserveResult
+    ) -> CommitResult:
+        entries = plan.entries(part, reserved)
+        if not entries:
+            return part_result(reserved, None)
+        tokens = plan.tokens([part.start + i for i in pending_of(reserved)])
+        committed = await self._client.commit(
+            namespace_id, entries, token_ids=tokens, durability=plan.blocks.durability
+        )
+        return part_result(reserved, committed)
+
+    async def _upload(self, namespace_id: NamespaceId, plan: PutPlan, part: slice) -> CommitResult:
+        connection, _ = await self._client.connection()
+        size = sum(source.size for source in plan.sources[part])
+        reply = await connection.upload(
+            "kvstore.v1.Cache/Write", write_messages(namespace_id, plan, part), self._stream_timeout(size)
+        )
+        return commit_result(cache_pb2.CommitResponse.FromString(reply))
+
+    async def get(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, out: object | None, wait_ms: int
+    ) -> GotBlocks:
+        """Copy blocks out; see ``Client.get``."""
+        layout = layout_of(self._client.state, namespace_id)
+        plan = GetPlan.of(layout, len(keys), aligned_buffer(slot_bytes(layout) * len(keys)) if out is None else out)
+        if self._client.remote:
+            lost = Assembler(plan, len(keys)).result
+            return await self._client.guarded("Cache/Read", self._download(namespace_id, keys, plan), lost)
+        async with self._pinned(namespace_id, keys, wait_ms) as (fetched, memory):
+            pairs, got = plan.reads(fetched, memory)
+            await asyncio.to_thread(self.copier.copy, pairs)
+        return got
+
+    async def _download(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: GetPlan) -> GotBlocks:
+        connection, _ = await self._client.connection()
+        assembler = Assembler(plan, len(keys))
+        timeout_s = self._stream_timeout(plan.destination.size)
+        async for message in connection.stream("kvstore.v1.Cache/Read", read_request(namespace_id, keys), timeout_s):
+            assembler.take(message)
+        return assembler.result()
+
+    @asynccontextmanager
+    async def in_place(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, wait_ms: int
+    ) -> AsyncIterator[tuple[BlockView | None, ...]]:
+        """Blocks where they lie, pinned until the ``with`` ends; see ``Client.get_in_place``."""
+        layout = layout_of(self._client.state, namespace_id)
+        async with self._pinned(namespace_id, keys, wait_ms) as (fetched, memory):
+            yield views_of(fetched, layout, memory)
+
+    @asynccontextmanager
+    async def _pinned(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], wait_ms: int
+    ) -> AsyncIterator[tuple[FetchResult, Memory]]:
+        lease = await self._take_lease()
+        fetched = await self._client.fetch(
+            namespace_id, keys, Target.IN_PLACE, lease_id=lease.lease_id, wait_ms=wait_ms
+        )
+        memory: Memory = self._client.memory
+        if any(fetched.places):
+            try:
+                memory = self._client.memory_at(lease.generation)
+            except Unavailable as error:
+                fetched = self._client.fall_back("Cache/Fetch", error, partial(missed, len(keys)))
+        try:
+            yield fetched, memory
+        finally:
+            self._give_back(lease, namespace_id, keys if any(fetched.places) else ())
+
+    async def _take_lease(self) -> OwnLease:
+        client, now = self._client, time.monotonic()
+        lease = self._idle.pop() if self._idle else None
+        if lease is not None and lease.generation == client.generation:
+            if now - lease.renewed < client.options.lease_ttl_ms / 4000:
+                return lease
+            try:
+                await client.attempt(client.operations.renew_lease(lease.lease_id))
+                lease.renewed = now
+                return lease
+            except KVStoreError as error:
+                client.fall_back("Leases/RenewLease", error, lambda: None)
+        lease_id = await client.grant_lease(f"{client.options.name} get", client.options.lease_ttl_ms)
+        return OwnLease(lease_id, client.generation, now)
+
+    def _give_back(self, lease: OwnLease, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> None:
+        client = self._client
+        if not lease.lease_id or lease.generation != client.generation:
+            return
+        if keys:
+            client.post(client.operations.release(lease.lease_id, namespace_id, keys))
+        if len(self._idle) < LEASES_IDLE_MAX:
+            self._idle.append(lease)
+        else:
+            client.post(client.operations.release(lease.lease_id, None, ()))
+
+    def _stream_timeout(self, nbytes: int) -> float:
+        return self._client.options.timeout_s + nbytes / (1 << 30) * STREAM_SECONDS_PER_GIB
+
+    @property
+    def copier(self) -> Copier:
+        """The copy threads, made when they are first needed."""
+        if self._copier is None:
+            self._copier = Copier(self._client.options.copy_threads)
+        return self._copier
+
+    def close(self) -> None:
+        """End the copy threads. Idempotent."""
+        if self._copier is not None:
+            self._copier.close()

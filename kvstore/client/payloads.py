@@ -1,0 +1,227 @@
+"""Whole payloads: what put takes, what get answers, and the steps between that need no connection.
+
+A payload is a block's slices without padding, layer by layer: ``layers * slice_bytes`` bytes. Both clients use
+these steps; they differ in how they wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from kvstore.client.copying import Bytes, Run, as_bytes, slices_view
+from kvstore.core.errors import InvalidArgument
+from kvstore.core.namespace import BlockLayout
+from kvstore.core.types import Area, BlockKey, Codec, Durability, Outcome, Place, Reason
+from kvstore.store.api import CommitEntry, CommitResult, FetchResult, ReserveResult
+
+PUT_PART_BYTES: Final = 4 << 20
+"""Bytes that put writes before it has the daemon take them in: large enough that a call is small beside it, small
+enough that writing and taking in overlap."""
+
+Pairs = list[tuple[Bytes, Bytes]]
+Memory = Callable[[Area], memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class PutBlocks:
+    """Blocks to store: ``payloads[i]`` belongs to ``keys[i]``, whose parent is ``parents[i]``; parents come first."""
+
+    keys: Sequence[BlockKey]
+    parents: Sequence[BlockKey]
+    payloads: Sequence[object]
+    token_ids: Sequence[int] = ()
+    durability: Durability | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GotBlocks:
+    """What ``get`` copied out. ``payloads[i]`` is a part of ``buffer``, None where the outcome is not HIT.
+
+    A payload has the slices under ``codecs[i]`` without padding. The buffer is the caller's.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    reasons: tuple[Reason, ...]
+    payloads: tuple[memoryview | None, ...]
+    codecs: tuple[Codec, ...]
+    buffer: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """One block where it lies, valid inside the ``with``: slice ``l`` begins at ``offset + l * stride``."""
+
+    memory: memoryview
+    offset: int
+    stride: int
+    slice_bytes: int
+    layers: int
+    codec: Codec
+
+    def slice(self, layer: int) -> memoryview:
+        """Bytes of one layer."""
+        if not 0 <= layer < self.layers:
+            raise InvalidArgument("layer", layer, f"0 to {self.layers - 1}")
+        begin = self.offset + layer * self.stride
+        return self.memory[begin : begin + self.slice_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PutPlan:
+    """A put that was checked: its blocks, their bytes, and the parts that are written one after another."""
+
+    blocks: PutBlocks
+    layout: BlockLayout
+    sources: list[Bytes]
+    parts: list[slice]
+
+    @classmethod
+    def of(cls, layout: BlockLayout, blocks: PutBlocks, part_bytes: int = PUT_PART_BYTES) -> PutPlan:
+        """Check sizes. InvalidArgument naming the field that does not fit."""
+        count = len(blocks.keys)
+        for field, size in (("parents", len(blocks.parents)), ("payloads", len(blocks.payloads))):
+            if size != count:
+                raise InvalidArgument(field, f"{size} entries", f"{count} entries, one for each of keys")
+        if len(blocks.token_ids) % max(count, 1):
+            raise InvalidArgument(
+                "token_ids", f"{len(blocks.token_ids)} tokens", f"block_tokens for each of {count} keys"
+            )
+        size = layout.layers * layout.slice_bytes
+        sources = [as_bytes(f"payloads[{i}]", payload, size) for i, payload in enumerate(blocks.payloads)]
+        step = max(1, part_bytes // layout.stored_bytes)
+        return cls(blocks, layout, sources, [slice(b, min(b + step, count)) for b in range(0, count, step)])
+
+    def keys(self, part: slice) -> Sequence[BlockKey]:
+        """Keys of a part."""
+        return self.blocks.keys[part]
+
+    def tokens(self, positions: Sequence[int]) -> list[int]:
+        """Token ids of these blocks."""
+        each = len(self.blocks.token_ids) // max(len(self.blocks.keys), 1)
+        return [token for i in positions for token in self.blocks.token_ids[i * each : (i + 1) * each]] if each else []
+
+    def writes(self, part: slice, reserved: ReserveResult, memory: Memory) -> Pairs:
+        """Copies that fill the reserved places of a part."""
+        pending = pending_of(reserved)
+        if not pending:
+            return []
+        buffer = np.frombuffer(memory(Area.BUFFER), np.uint8)
+        pairs: Pairs = []
+        for i in pending:
+            target = slices_view(buffer, run_of(reserved.places[i], self.layout))
+            pairs.append((self.sources[part.start + i].reshape(target.shape), target))
+        return pairs
+
+    def entries(self, part: slice, reserved: ReserveResult) -> list[CommitEntry]:
+        """What a part commits."""
+        return [
+            CommitEntry(
+                reserved.reservation_ids[i], self.blocks.keys[part.start + i], self.blocks.parents[part.start + i]
+            )
+            for i in pending_of(reserved)
+        ]
+
+
+def pending_of(reserved: ReserveResult) -> list[int]:
+    """Positions that got a place."""
+    return [i for i, outcome in enumerate(reserved.outcomes) if outcome is Outcome.PENDING]
+
+
+def part_result(reserved: ReserveResult, committed: CommitResult | None) -> CommitResult:
+    """Outcomes of a part: HIT and existed where a key was resident before, MISS where it got no place."""
+    outcomes = [o if o is Outcome.HIT else Outcome.MISS for o in reserved.outcomes]
+    why = reserved.busy.reason if reserved.busy is not None else Reason.NO_SPACE
+    reasons = [Reason.NONE if o is Outcome.HIT else why for o in reserved.outcomes]
+    existed = [o is Outcome.HIT for o in reserved.outcomes]
+    if committed is not None:
+        for position, i in enumerate(pending_of(reserved)):
+            outcomes[i] = committed.outcomes[position]
+            reasons[i] = committed.reasons[position]
+            existed[i] = committed.existed[position]
+    busy = reserved.busy or (committed.busy if committed is not None else None)
+    return CommitResult(tuple(outcomes), tuple(reasons), tuple(existed), (None,) * len(outcomes), busy)
+
+
+def joined(results: Sequence[CommitResult]) -> CommitResult:
+    """The results of parts as one."""
+    return CommitResult(
+        tuple(o for r in results for o in r.outcomes),
+        tuple(x for r in results for x in r.reasons),
+        tuple(e for r in results for e in r.existed),
+        tuple(p for r in results for p in r.places),
+        next((r.busy for r in results if r.busy is not None), None),
+    )
+
+
+def put_failed(count: int) -> CommitResult:
+    """The answer of a cache that took nothing."""
+    return CommitResult((Outcome.MISS,) * count, (Reason.DROPPED,) * count, (False,) * count, (None,) * count)
+
+
+@dataclass(frozen=True, slots=True)
+class GetPlan:
+    """A get that was checked: where its payloads go. Each block has a slot of ``slot_bytes`` in ``destination``."""
+
+    layout: BlockLayout
+    destination: Bytes
+    slot_bytes: int
+
+    @classmethod
+    def of(cls, layout: BlockLayout, count: int, out: object) -> GetPlan:
+        """Check the caller's buffer."""
+        slot = slot_bytes(layout)
+        destination = as_bytes("out", out, slot * count)
+        if not destination.flags.writeable:
+            raise InvalidArgument("out", "read-only", "a writable buffer")
+        return cls(layout, destination, slot)
+
+    def slot(self, index: int, nbytes: int) -> Bytes:
+        """The first ``nbytes`` of a block's slot."""
+        return self.destination[index * self.slot_bytes : index * self.slot_bytes + nbytes]
+
+    def reads(self, fetched: FetchResult, memory: Memory) -> tuple[Pairs, GotBlocks]:
+        """Copies that fill the slots, and the answer once they are done."""
+        pairs: Pairs = []
+        payloads: list[memoryview | None] = [None] * len(fetched.outcomes)
+        codecs = [Codec.RAW] * len(fetched.outcomes)
+        areas: dict[Area, Bytes] = {}
+        for i, place in enumerate(fetched.places):
+            if place is None or fetched.outcomes[i] is not Outcome.HIT:
+                continue
+            if place.area not in areas:
+                areas[place.area] = np.frombuffer(memory(place.area), np.uint8)
+            run = run_of(place, self.layout)
+            source = slices_view(areas[place.area], run)
+            target = self.slot(i, run.packed_bytes)
+            pairs.append((source, target.reshape(source.shape)))
+            payloads[i], codecs[i] = target.data, place.codec
+        got = GotBlocks(fetched.outcomes, fetched.reasons, tuple(payloads), tuple(codecs), self.destination.data)
+        return pairs, got
+
+
+def slot_bytes(layout: BlockLayout) -> int:
+    """Bytes that hold any payload of a namespace: the larger of raw and coded."""
+    return layout.layers * max(layout.raw_slice_bytes, layout.slice_bytes)
+
+
+def views_of(fetched: FetchResult, layout: BlockLayout, memory: Memory) -> tuple[BlockView | None, ...]:
+    """Where the fetched blocks lie."""
+    views: list[BlockView | None] = []
+    for outcome, place in zip(fetched.outcomes, fetched.places, strict=True):
+        if place is None or outcome is not Outcome.HIT:
+            views.append(None)
+            continue
+        run = run_of(place, layout)
+        views.append(BlockView(memory(place.area), run.offset, run.stride, run.slice_bytes, run.layers, place.codec))
+    return tuple(views)
+
+
+def run_of(place: Place | None, layout: BlockLayout) -> Run:
+    """A place with its layout's numbers."""
+    if place is None:
+        raise InvalidArgument("place", None, "a place, since the outcome has one")
+    return Run(place.offset, place.stride, layout.layers, layout.of_codec(place.codec)[0])
