@@ -15,6 +15,7 @@ from typing import Final
 from kvstore.core.errors import TierUnavailable
 from kvstore.tiers.ssd.checkpoint import checkpoint_name, pack_checkpoint, snapshot
 from kvstore.tiers.ssd.core import Core, Segment, log
+from kvstore.tiers.ssd.files import remove_file, write_file
 from kvstore.tiers.ssd.journal import SECTOR_BYTES, journal_name, pack_file_head, pack_frame
 from kvstore.tiers.ssd.port import write_full
 
@@ -59,9 +60,11 @@ class Committer:
         self.last_error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="ssd-commit", daemon=True)
 
-    def start(self, journal: Journal) -> None:
-        """Begin, once recovery has made a journal."""
+    def start(self, journal: Journal, *, checkpoint: bool) -> None:
+        """Begin, once recovery has made a journal; with ``checkpoint`` what recovery found is written first."""
         self.journal = journal
+        if checkpoint:
+            self.write_checkpoint()
         self._thread.start()
 
     def submit(
@@ -288,36 +291,3 @@ def create_journal(core: Core, generation: int) -> Journal:
     with core.lock:
         core.ledger.set_file(name, core.port.fstat(fd).allocated)
     return Journal(generation, fd)
-
-
-def write_file(core: Core, name: str, parts: list[bytes]) -> None:
-    """Write a whole file in one step: a temporary one, sync, rename, sync of the directory."""
-    temporary = f"{name}.tmp"
-    remove_file(core, temporary)
-    fd = core.port.open(temporary, create=True)
-    try:
-        at = 0
-        for part in parts:
-            write_full(core.port, fd, memoryview(part), at)
-            at += len(part)
-        core.port.fdatasync(fd)
-        allocated = core.port.fstat(fd).allocated
-        with core.lock:
-            core.ledger.set_file(temporary, allocated)
-    finally:
-        core.port.close(fd)
-    core.port.rename(temporary, name)
-    with core.lock:
-        core.ledger.remove_file(temporary)
-        core.ledger.set_file(name, allocated)
-    core.port.sync_directory("")
-
-
-def remove_file(core: Core, name: str) -> None:
-    """Remove a file that may be gone already."""
-    try:
-        core.port.unlink(name)
-    except FileNotFoundError:
-        log.debug("%s was gone already", name)
-    with core.lock:
-        core.ledger.remove_file(name)

@@ -23,7 +23,7 @@ from kvstore.kernels.layout import align_up
 from kvstore.tiers.ssd.catalog import Space
 from kvstore.tiers.ssd.checkpoint import checkpoint_bytes
 from kvstore.tiers.ssd.config import PAGE_BYTES, SsdConfig
-from kvstore.tiers.ssd.format import ExtentShape, segment_name
+from kvstore.tiers.ssd.format import HEAD_BYTES_MAX, ExtentShape, segment_name
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.iopool import Gate, IoPool
 from kvstore.tiers.ssd.ledger import Ledger
@@ -143,8 +143,9 @@ class Core:
         config = self.config
         self.headers = HeaderCache(config.header_cache_bytes)
         self.health = Health(config, self.clock)
-        self.reads = IoPool("ssd-read", config.read_threads, config.read_bytes_in_flight, self.clock)
-        self.writes = IoPool("ssd-write", config.write_threads, config.write_bytes_in_flight, self.clock)
+        least = config.io_bytes + HEAD_BYTES_MAX
+        self.reads = IoPool("ssd-read", config.read_threads, max(config.read_bytes_in_flight, least), self.clock)
+        self.writes = IoPool("ssd-write", config.write_threads, max(config.write_bytes_in_flight, least), self.clock)
         self.calls = IoPool("ssd-call", 2, 4 * PAGE_BYTES, self.clock)
 
     def call(self, what: str, work: Callable[[], T]) -> T:

@@ -87,6 +87,8 @@ VERSION: Final = 1
 PAGE_BYTES: Final = 4096
 SEGMENT_HEAD_BYTES: Final = PAGE_BYTES
 EXTENT_BLOCKS_MAX: Final = 65535
+HEAD_BYTES_MAX: Final = 1 << 20
+"""No extent is made that needs a larger head: heads are read in one piece."""
 CODING_PLAIN: Final = 0
 
 _SEGMENT_MAGIC: Final = b"KVSEGMT1"

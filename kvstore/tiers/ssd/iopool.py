@@ -2,7 +2,7 @@
 
 An operation never does I/O on its caller's memory: a stalled device may finish a read long after the caller gave
 up, so bytes pass through the pool's buffers, and are copied to or from the caller's memory only while the caller
-waits. The one lock guards the queue, the free list of the buffers and the stage of every operation.
+waits. The one lock of a pool guards its queue, the free list of its buffers and the stage of every operation.
 """
 
 from __future__ import annotations
@@ -84,46 +84,50 @@ class _Buffers:
             self._sizes.insert(index, nbytes)
 
 
+class _Batch:
+    """The operations of one caller, which waits on ``done``; it shares the pool's lock."""
+
+    def __init__(self, lock: threading.Lock, remaining: int) -> None:
+        self.done = threading.Condition(lock)
+        self.remaining = remaining
+
+
 class _Task:
     """One operation of a batch, and its gate."""
 
-    def __init__(self, operation: Operation, condition: threading.Condition) -> None:
+    def __init__(self, operation: Operation, batch: _Batch, lock: threading.Lock) -> None:
         self.operation = operation
+        self.batch = batch
         self.stage = Stage.QUEUED
         self.started = 0.0
         self.error: BaseException | None = None
-        self._condition = condition
+        self._lock = lock
 
     def enter_copy(self) -> bool:
-        with self._condition:
+        with self._lock:
             if self.stage is Stage.ABANDONED:
                 return False
             self.stage = Stage.COPYING
             return True
 
     def leave_copy(self) -> None:
-        with self._condition:
+        with self._lock:
             if self.stage is Stage.COPYING:
                 self.stage = Stage.IO
-                self._condition.notify_all()
-
-    @property
-    def done(self) -> bool:
-        return self.stage is Stage.DONE
+                self.batch.done.notify_all()
 
 
 class IoPool:
     """A queue of operations and the threads that do them."""
 
     def __init__(self, name: str, threads: int, bytes_in_flight: int, clock: Clock) -> None:
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
         self._buffers = _Buffers(bytes_in_flight)
         self._clock = clock
         self._queue: deque[_Task] = deque()
         self._progress = clock.now()
         self._closed = False
-        self.operations = 0
-        self.bytes = 0
         self._threads: Final = [
             threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(threads)
         ]
@@ -141,72 +145,78 @@ class IoPool:
         TimeoutError stands for an operation that was stuck, or waited in a queue that stood still, for longer
         than ``deadline_s``; its caller's memory is not touched after this returns.
         """
-        tasks = [_Task(operation, self._condition) for operation in operations]
-        with self._condition:
+        if not operations:
+            return []
+        batch = _Batch(self._lock, len(operations))
+        tasks = [_Task(operation, batch, self._lock) for operation in operations]
+        with self._lock:
             if self._closed:
                 return [OSError("the I/O pool is closed") for _ in tasks]
             if not self._queue:
                 self._progress = self._clock.now()
             self._queue.extend(tasks)
-            self._condition.notify_all()
-            while True:
-                open_tasks = [task for task in tasks if not task.done]
-                if not open_tasks:
-                    return [task.error for task in tasks]
-                left = self._left(open_tasks, deadline_s)
+            self._ready.notify(len(tasks))
+            while batch.remaining:
+                left = self._left(tasks, deadline_s)
                 if left <= 0:
+                    self._abandon(tasks, deadline_s)
                     break
-                self._condition.wait(left)
-            return self._abandon(tasks, deadline_s)
+                batch.done.wait(left)
+        return [task.error for task in tasks]
 
     def close(self) -> None:
         """Let the threads end when their queue is empty; does not wait for a stuck one."""
-        with self._condition:
+        with self._lock:
             self._closed = True
-            self._condition.notify_all()
+            self._ready.notify_all()
         for thread in self._threads:
             thread.join(timeout=0.5)
 
     def _left(self, tasks: Sequence[_Task], deadline_s: float) -> float:
-        # A queued task waits as long as others make progress; one under way has its own deadline.
-        begins = [self._progress if task.stage is Stage.QUEUED else task.started for task in tasks]
-        return min(begins) + deadline_s - self._clock.now()
+        """Seconds until the first open task is late: a queued one waits as long as others make progress."""
+        begin = min(
+            self._progress if task.stage is Stage.QUEUED else task.started
+            for task in tasks
+            if task.stage is not Stage.DONE
+        )
+        return begin + deadline_s - self._clock.now()
 
-    def _abandon(self, tasks: Sequence[_Task], deadline_s: float) -> list[BaseException | None]:
+    def _abandon(self, tasks: Sequence[_Task], deadline_s: float) -> None:
         for task in tasks:
             while task.stage is Stage.COPYING:
-                self._condition.wait()
-            if not task.done:
+                task.batch.done.wait()
+            if task.stage is not Stage.DONE:
                 task.stage = Stage.ABANDONED
                 task.error = TimeoutError(f"no answer from the device for {deadline_s} s")
-        return [task.error for task in tasks]
 
     def _work(self) -> None:
         while True:
-            with self._condition:
+            with self._lock:
                 taken = self._take()
                 while taken is None:
                     if self._closed and not self._queue:
                         return
-                    self._condition.wait()
+                    self._ready.wait()
                     taken = self._take()
                 task, start, buffer = taken
                 task.stage = Stage.IO
                 task.started = self._progress = self._clock.now()
+                if self._queue:
+                    self._ready.notify()
             error: BaseException | None = None
             try:
                 task.operation.run(buffer, task)
             except BaseException as caught:  # noqa: BLE001 - handed to the caller, who waits for it
                 error = caught
-            with self._condition:
+            with self._lock:
                 self._buffers.give(start, len(buffer))
                 self._progress = self._clock.now()
-                self.operations += 1
-                self.bytes += task.operation.nbytes
                 if task.stage is not Stage.ABANDONED:
                     task.error = error
                     task.stage = Stage.DONE
-                self._condition.notify_all()
+                    task.batch.remaining -= 1
+                    if not task.batch.remaining:
+                        task.batch.done.notify_all()
 
     def _take(self) -> tuple[_Task, int, memoryview] | None:
         while self._queue and self._queue[0].stage is Stage.ABANDONED:

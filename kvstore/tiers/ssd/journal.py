@@ -75,6 +75,10 @@ class ExtentRecord:
         """Blocks of the extent."""
         return len(self.keys) // KEY_BYTES
 
+    def key(self, position: int) -> BlockKey:
+        """Key of one block."""
+        return BlockKey(self.keys[position * KEY_BYTES : (position + 1) * KEY_BYTES])
+
 
 @dataclass(frozen=True, slots=True)
 class DropRecord:

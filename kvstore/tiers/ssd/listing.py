@@ -5,36 +5,73 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import KEY_BYTES, BlockKey, Codec
 from kvstore.tiers.base import DiskHandle, RecoveredBlock
 from kvstore.tiers.ssd.core import Core
+from kvstore.tiers.ssd.files import read_pages
+from kvstore.tiers.ssd.findings import Findings
+from kvstore.tiers.ssd.format import split_keys, unpack_extent_head
 from kvstore.tiers.ssd.table import NO_ROW
 
 
-def recovered_blocks(core: Core) -> Iterator[RecoveredBlock]:
-    """Every live block, oldest first. The table must not change meanwhile."""
+def missing_parents(core: Core, findings: Findings) -> dict[int, BlockKey]:
+    """Parents, by handle, of blocks whose neighbour in the extent is dead: only the extent's head still names them.
+
+    A block whose head does not read well is dropped.
+    """
+    handles, rows, positions = _in_order(core)
+    follows = np.zeros(len(handles), dtype=bool)
+    follows[1:] = (rows[1:] == rows[:-1]) & (positions[1:] == positions[:-1] + 1)
+    lonely = np.flatnonzero((positions > 0) & ~follows)
+    parents: dict[int, BlockKey] = {}
+    for at in lonely.tolist():
+        handle, extent = int(handles[at]), core.table.extent(int(rows[at]))
+        try:
+            data = read_pages(core, core.segments[extent.segment].fd, extent.offset, core.shape(extent).head_bytes)
+            head = unpack_extent_head(memoryview(data))
+            if head.number != extent.number:
+                raise CorruptBlock(f"the extent is number {head.number}; expected {extent.number}", field="number")
+        except CorruptBlock as error:
+            findings.damaged(f"block {core.table.key(handle).hex()}: {error.message}")
+            findings.quarantined += 1
+            core.drop_row(handle)
+            continue
+        parents[handle] = split_keys(head.keys)[int(positions[at]) - 1]
+    return parents
+
+
+def _in_order(core: Core) -> tuple[NDArray[np.intp], NDArray[np.uint32], NDArray[np.uint16]]:
+    """Handles, extent rows and positions of the live blocks, oldest first."""
     table = core.table
-    extents = np.array(table.block_extent, dtype=np.uint32)
+    rows = np.array(table.block_extent, dtype=np.uint32)
     positions = np.array(table.block_position, dtype=np.uint16)
-    handles = np.flatnonzero(extents != NO_ROW)
-    ages = np.array(table.extent_age, dtype=np.uint64)
+    handles = np.flatnonzero(rows != NO_ROW)
     if not len(handles):
-        return
-    order = np.lexsort((positions[handles], extents[handles], ages[extents[handles]]))
+        return handles, rows[:0], positions[:0]
+    ages = np.array(table.extent_age, dtype=np.uint64)
+    rows, positions = rows[handles], positions[handles]
+    order = np.lexsort((positions, rows, ages[rows]))
+    return handles[order], rows[order], positions[order]
+
+
+def recovered_blocks(core: Core, parents: dict[int, BlockKey]) -> Iterator[RecoveredBlock]:
+    """Every live block, oldest first; ``parents`` as ``missing_parents`` found them. The table must not change."""
+    table = core.table
+    handles, rows, positions = _in_order(core)
     spaces = [space.namespace_id for space in core.spaces]
-    previous: tuple[int, int, BlockKey] = (-1, -1, BlockKey(b""))
-    for handle in (int(one) for one in handles[order]):
-        row, position = table.block_extent[handle], table.block_position[handle]
+    codecs = {int(codec): codec for codec in Codec}
+    previous = BlockKey(b"")
+    for handle, row, position in zip(handles.tolist(), rows.tolist(), positions.tolist(), strict=True):
         key = table.key(handle)
         if position == 0:
             parent = BlockKey(bytes(table.extent_parent[row * KEY_BYTES : (row + 1) * KEY_BYTES]))
-        elif previous[:2] == (row, position - 1):
-            parent = previous[2]
         else:
-            parent = BlockKey(b"")
-        previous = (row, position, key)
+            parent = parents.get(handle, previous)
+        previous = key
         yield RecoveredBlock(
-            DiskHandle(handle), spaces[table.extent_space[row]], key, parent, Codec(table.extent_codec[row]),
+            DiskHandle(handle), spaces[table.extent_space[row]], key, parent, codecs[table.extent_codec[row]],
             table.extent_age[row] << 16 | position,
         )  # fmt: skip

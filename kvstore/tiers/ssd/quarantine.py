@@ -26,14 +26,34 @@ from kvstore.kernels.layout import align_up
 from kvstore.tiers.base import QuarantineEntry
 from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, log
+from kvstore.tiers.ssd.files import read_pages
 from kvstore.tiers.ssd.format import VERSION
 from kvstore.tiers.ssd.port import read_full, write_full
+from kvstore.tiers.ssd.table import Extent
 
 DIRECTORY: Final = "quarantine"
 _MAGIC: Final = b"KVQUARA1"
 _HEAD: Final = struct.Struct("<8sIIQ32s")
 _CRC: Final = struct.Struct("<I")
 _NO_KEY: Final = BlockKey(bytes(KEY_BYTES))
+
+
+def keep_block(core: Core, quarantine: Quarantine, block: tuple[Extent, int, BlockKey], cause: str) -> None:
+    """Set aside a block's slices as they lie on disk, without their checks. The segment is in use by the caller."""
+    extent, position, key = block
+    shape = core.shape(extent)
+    fd = core.segments[extent.segment].fd
+    data = bytearray()
+    for layer in range(shape.layers):
+        if len(data) >= quarantine.room_bytes:
+            break
+        offset = extent.offset + shape.slice_offset(layer, position)
+        begin = offset // PAGE_BYTES * PAGE_BYTES
+        for at in range(begin, offset + shape.slice_bytes, core.config.io_bytes):
+            some = read_pages(core, fd, at, min(core.config.io_bytes, offset + shape.slice_bytes - at))
+            data += some[offset - at if at == begin else 0 :]
+        del data[(layer + 1) * shape.slice_bytes :]
+    quarantine.keep(f"{key.hex()[:16]}", bytes(data), cause, key)
 
 
 class Quarantine:

@@ -15,6 +15,7 @@ from kvstore.tiers.header import BlockHeader, pack_header
 from kvstore.tiers.ssd.catalog import Space
 from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, HeadTables, Segment
+from kvstore.tiers.ssd.files import PageChunk
 from kvstore.tiers.ssd.format import ExtentShape, unpack_extent_head
 from kvstore.tiers.ssd.iopool import Gate
 from kvstore.tiers.ssd.port import DiskPort, read_full
@@ -73,23 +74,6 @@ class ReadChunk:
 
 
 @dataclass(slots=True)
-class HeadChunk:
-    """The read of one extent's head."""
-
-    port: DiskPort
-    fd: int
-    offset: int
-    nbytes: int
-    data: bytes = b""
-
-    def run(self, buffer: memoryview, gate: Gate) -> None:
-        """Read it into memory of its own."""
-        del gate
-        got = read_full(self.port, self.fd, buffer[: self.nbytes], self.offset)
-        self.data = bytes(buffer[:got])
-
-
-@dataclass(slots=True)
 class Wanted:
     """What one call wants of one extent."""
 
@@ -108,22 +92,26 @@ class Reader:
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    def read(self, reads: Sequence[BlockRead]) -> list[ReadStatus]:
-        """See ``DiskTier.read``; corrupt blocks are reported, not yet quarantined."""
+    def read(self, reads: Sequence[BlockRead]) -> tuple[list[ReadStatus], dict[int, str]]:
+        """See ``DiskTier.read``; corrupt blocks are reported, with what is wrong by index, not yet quarantined."""
         core = self._core
         status = [ReadStatus.OK] * len(reads)
+        causes: dict[int, str] = {}
         if not core.health.reads_ok or core.closed:
-            return [ReadStatus.UNAVAILABLE] * len(reads)
+            return [ReadStatus.UNAVAILABLE] * len(reads), causes
         wanted = self._look_up(reads, status)
         try:
-            self._learn_checksums(reads, wanted, status)
+            self._learn_checksums(reads, wanted, status, causes)
             self._check_room(reads, wanted)
             self._read_slices(reads, wanted, status)
         finally:
             for want in wanted:
                 core.leave(want.segment)
         self._write_headers(reads, wanted, status)
-        return status
+        for index, outcome in enumerate(status):
+            if outcome is ReadStatus.CORRUPT:
+                causes.setdefault(index, "a slice fails its checksum")
+        return status, causes
 
     def _look_up(self, reads: Sequence[BlockRead], status: list[ReadStatus]) -> list[Wanted]:
         core = self._core
@@ -146,12 +134,14 @@ class Reader:
                 want.blocks.append((table.block_position[read.handle], index))
         return list(found.values())
 
-    def _learn_checksums(self, reads: Sequence[BlockRead], wanted: Sequence[Wanted], status: list[ReadStatus]) -> None:
+    def _learn_checksums(
+        self, reads: Sequence[BlockRead], wanted: Sequence[Wanted], status: list[ReadStatus], causes: dict[int, str]
+    ) -> None:
         core = self._core
         unknown = [want for want in wanted if want.tables is None]
         if not unknown:
             return
-        chunks = [HeadChunk(core.port, want.segment.fd, want.extent.offset, want.shape.head_bytes) for want in unknown]
+        chunks = [PageChunk(core.port, want.segment.fd, want.extent.offset, want.shape.head_bytes) for want in unknown]
         errors = core.reads.run(chunks, core.config.io_deadline_s)
         for want, chunk, error in zip(unknown, chunks, errors, strict=True):
             if error is not None:
@@ -159,13 +149,15 @@ class Reader:
                 continue
             try:
                 want.tables = self._checked_head(want, chunk.data)
-            except CorruptBlock:
+            except CorruptBlock as damage:
                 for _, index in want.blocks:
                     status[index] = ReadStatus.CORRUPT
+                    causes[index] = damage.message
                 continue
             for position, index in want.blocks:
                 if want.tables.key(position) != reads[index].key:
                     status[index] = ReadStatus.CORRUPT
+                    causes[index] = "the extent holds another key there"
             with core.lock:
                 core.headers.put(want.extent.number, want.tables)
         core.counters["read_ios"] += len(chunks)

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from kvstore.core.errors import CorruptBlock
 from kvstore.tiers.ssd.catalog import CATALOG_NAME, unpack_catalog
 from kvstore.tiers.ssd.checkpoint import unpack_checkpoint
-from kvstore.tiers.ssd.commit import Journal, create_journal, remove_file
+from kvstore.tiers.ssd.commit import Journal, create_journal
 from kvstore.tiers.ssd.core import Core, log
+from kvstore.tiers.ssd.files import read_file, remove_file
 from kvstore.tiers.ssd.findings import Findings
+from kvstore.tiers.ssd.format import segment_name
 from kvstore.tiers.ssd.journal import SECTOR_BYTES, Record, check_file_head, read_frame
-from kvstore.tiers.ssd.port import read_full
 from kvstore.tiers.ssd.quarantine import Quarantine
 from kvstore.tiers.ssd.replay import Replay
+from kvstore.tiers.ssd.salvage import find_extents
 from kvstore.tiers.ssd.survey import Survey
 
 
@@ -36,6 +38,8 @@ class Recovery:
         self._load_catalog(names)
         generation = self._load_checkpoint(names)
         last = self._replay_journals(names, generation)
+        if self.findings.salvage:
+            self._salvage(names)
         self._replay.finish()
         Survey(self._core, self.findings, self._quarantine).run(names)
         journal = create_journal(self._core, last + 1)
@@ -62,7 +66,7 @@ class Recovery:
         if CATALOG_NAME not in names:
             return
         try:
-            core.spaces = unpack_catalog(self.read_file(CATALOG_NAME))
+            core.spaces = unpack_catalog(read_file(self._core.port, CATALOG_NAME))
         except CorruptBlock as error:
             self.findings.damaged(error.message)
             self._quarantine.take_file(CATALOG_NAME, error.message)
@@ -72,7 +76,7 @@ class Recovery:
         for number in reversed(_numbers(names, "checkpoint")):
             name = f"checkpoint-{number:08d}"
             try:
-                found = unpack_checkpoint(memoryview(self.read_file(name)), number)
+                found = unpack_checkpoint(memoryview(read_file(self._core.port, name)), number)
             except CorruptBlock as error:
                 self.findings.damaged(error.message)
                 self._quarantine.take_file(name, error.message)
@@ -88,13 +92,17 @@ class Recovery:
             if number < generation:
                 remove_file(self._core, f"journal-{number:08d}")
         current = [number for number in numbers if number >= generation]
+        segments = any(name.startswith("segment-") for name in names)
+        if not generation and not self.findings.salvage and (current[0] > 1 if current else segments):
+            self.findings.damaged("the checkpoint is missing")
+            self.findings.salvage = True
         for number in current:
             self._replay_one(number, last=number == current[-1])
         return max([generation, *current])
 
     def _replay_one(self, generation: int, *, last: bool) -> None:
         name = f"journal-{generation:08d}"
-        data = memoryview(self.read_file(name))
+        data = memoryview(read_file(self._core.port, name))
         try:
             check_file_head(data, generation)
         except CorruptBlock as error:
@@ -138,16 +146,15 @@ class Recovery:
                 self._replay.apply(record)
             at = frame.end
 
-    def read_file(self, name: str) -> bytes:
-        """A whole file of metadata."""
-        port = self._core.port
-        fd = port.open(name)
-        try:
-            data = bytearray(port.fstat(fd).size)
-            got = read_full(port, fd, memoryview(data), 0)
-            return bytes(data[:got])
-        finally:
-            port.close(fd)
+    def _salvage(self, names: list[str]) -> None:
+        core, found = self._core, []
+        for number in _numbers(names, "segment"):
+            fd = core.port.open(segment_name(number), direct=True)
+            try:
+                found += list(find_extents(core, number, fd, core.port.fstat(fd).size))
+            finally:
+                core.port.close(fd)
+        log.warning("recovery: %d blocks were salvaged from the segments", self._replay.adopt(found))
 
     def _size(self, name: str) -> int:
         return self._core.port.stat(name).size if name in self._core.ledger.names() else 0

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.types import KEY_BYTES, BlockKey
 from kvstore.tiers.ssd.checkpoint import Checkpoint
 from kvstore.tiers.ssd.core import Core
 from kvstore.tiers.ssd.findings import Findings
 from kvstore.tiers.ssd.journal import DropRecord, ExtentRecord, Record
-from kvstore.tiers.ssd.table import Extent
+from kvstore.tiers.ssd.salvage import Adopted, later_copies
+from kvstore.tiers.ssd.table import NO_ROW, Extent
+
+NO_SPACE: Final = 0xFFFF
+"""Index of a namespace that the catalog does not hold."""
 
 
 class Replay:
@@ -25,12 +30,14 @@ class Replay:
         self._order: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
         self._checkpoint: Checkpoint | None = None
         self._by_extent: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
-        self._known: set[int] = set()
+        self.unknown_dead: set[tuple[int, int]] = set()
 
     def load(self, found: Checkpoint) -> None:
         """Take the checkpoint's rows over."""
         core = self._core
-        space_of = np.array([core.space_index.get(one, 0xFFFF) for one in found.namespaces] + [0xFFFF], dtype=np.uint16)
+        space_of = np.array(
+            [core.space_index.get(one, NO_SPACE) for one in found.namespaces] + [NO_SPACE], dtype=np.uint16
+        )
         spaces = found.extents["space"].astype(np.uint16)
         columns = dict(found.extents)
         columns["space"] = space_of[np.minimum(spaces, len(space_of) - 1)]
@@ -52,16 +59,15 @@ class Replay:
     def finish(self) -> None:
         """Drop what no namespace explains."""
         core = self._core
-        spaces = np.frombuffer(core.table.extent_space, dtype=np.uint16) if core.table.extent_space else np.zeros(0)
-        strangers = [int(row) for row in np.flatnonzero(spaces == 0xFFFF)]
-        del spaces
+        spaces = np.array(core.table.extent_space, dtype=np.uint16)
+        strangers = [int(row) for row in np.flatnonzero(spaces == NO_SPACE)]
         drop_extents(core, strangers, self._findings, "blocks of a namespace that the catalog does not hold")
 
     def _add(self, record: ExtentRecord) -> None:
         core = self._core
         core.next_extent = max(core.next_extent, record.number + 1)
         core.next_segment = max(core.next_segment, record.segment + 1)
-        space = core.space_index.get(record.namespace_id, 0xFFFF)
+        space = core.space_index.get(record.namespace_id, NO_SPACE)
         if self._row_of(record.number) is not None:
             return
         row = core.table.add_extent(
@@ -72,16 +78,33 @@ class Replay:
             committed=True,
         )  # fmt: skip
         self._rows[record.number] = row
-        keys = record.keys
         self._handles[row] = [
-            core.table.add_block(row, position, BlockKey(keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]))
-            for position in range(record.blocks)
+            core.table.add_block(row, position, record.key(position)) for position in range(record.blocks)
         ]
+
+    def adopt(self, found: list[Adopted]) -> int:
+        """Take over what salvage found and no record names; returns the blocks."""
+        latest = later_copies(found)
+        count = 0
+        for one in found:
+            record = one.record
+            if self._row_of(record.number) is not None:
+                continue
+            self._add(record)
+            names = [(record.namespace_id, record.key(position)) for position in range(record.blocks)]
+            for position, name in enumerate(names):
+                dead = (record.number, position) in self.unknown_dead or latest.get(name) != record.number
+                if position not in one.whole or dead:
+                    self._drop(record.number, position)
+                else:
+                    count += 1
+        return count
 
     def _drop(self, number: int, position: int) -> None:
         table = self._core.table
         row = self._row_of(number)
         if row is None:
+            self.unknown_dead.add((number, position))
             return
         for handle in self._handles_of(row):
             if table.block_extent[handle] == row and table.block_position[handle] == position:
@@ -122,7 +145,7 @@ def drop_extents(core: Core, rows: list[int], findings: Findings, why: str) -> N
         for _, handle in pairs:
             core.table.drop_block(handle)
         lost += len(pairs)
-        if core.table.extent_segment[row] != 0xFFFFFFFF:
+        if core.table.extent_segment[row] != NO_ROW:
             core.table.free_extent(row)
     if lost:
         findings.quarantined += lost

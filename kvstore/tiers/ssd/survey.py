@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import Codec
-from kvstore.tiers.ssd.commit import remove_file
 from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, Segment, log
+from kvstore.tiers.ssd.files import read_pages, remove_file
 from kvstore.tiers.ssd.findings import Findings
 from kvstore.tiers.ssd.format import (
     SEGMENT_HEAD_BYTES,
@@ -18,7 +18,6 @@ from kvstore.tiers.ssd.format import (
     segment_name,
 )
 from kvstore.tiers.ssd.quarantine import Quarantine
-from kvstore.tiers.ssd.reader import HeadChunk
 from kvstore.tiers.ssd.replay import drop_extents
 from kvstore.tiers.ssd.table import NO_ROW
 
@@ -78,7 +77,7 @@ class Survey:
         fd = core.port.open(name, direct=True)
         size = core.port.fstat(fd).size
         try:
-            check_segment_head(memoryview(read_head(core, fd, 0, SEGMENT_HEAD_BYTES)), number)
+            check_segment_head(memoryview(read_pages(core, fd, 0, SEGMENT_HEAD_BYTES)), number)
         except CorruptBlock as error:
             # Extents check themselves, so a damaged head costs nothing but this note.
             self._findings.damaged(error.message)
@@ -98,27 +97,23 @@ class Survey:
     def _cut(self, name: str, fd: int, used: int, size: int) -> None:
         """Cut the end that no record names; the beginning of what was being written there is kept aside."""
         core = self._core
-        head = read_head(core, fd, used, PAGE_BYTES)
+        head = read_pages(core, fd, used, PAGE_BYTES)
         if any(head):
             self._findings.cut_bytes += size - used
-            kept = read_head(core, fd, used, min(size - used, core.config.io_bytes, self._quarantine.room_bytes))
+            room = min(size - used, core.config.io_bytes, self._quarantine.room_bytes)
+            kept = read_pages(core, fd, used, room) if room else b""
             self._quarantine.keep(f"cut-{name}", kept, "the end of a segment, named by no record")
         core.port.truncate(fd, used)
         core.port.fdatasync(fd)
 
     def _remove_orphan(self, number: int) -> None:
-        name = segment_name(number)
+        core, name = self._core, segment_name(number)
         log.warning("recovery: %s holds no block that a record names; removed", name)
-        remove_file(self._core, name)
+        fd = core.port.open(name, direct=True)
+        try:
+            if any(read_pages(core, fd, SEGMENT_HEAD_BYTES, PAGE_BYTES)):
+                self._findings.cut_bytes += core.port.fstat(fd).size
+        finally:
+            core.port.close(fd)
+        remove_file(core, name)
         self._findings.orphans_removed += 1
-
-
-def read_head(core: Core, fd: int, offset: int, nbytes: int) -> bytes:
-    """Read whole pages through the pool's aligned buffers; raises OSError."""
-    chunk = HeadChunk(core.port, fd, offset, nbytes // PAGE_BYTES * PAGE_BYTES)
-    if chunk.nbytes == 0:
-        return b""
-    (error,) = core.reads.run([chunk], core.config.io_deadline_s)
-    if error is not None:
-        raise error
-    return chunk.data

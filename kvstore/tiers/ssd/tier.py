@@ -23,13 +23,14 @@ from kvstore.tiers.base import (
     RecoveryReport,
 )
 from kvstore.tiers.ssd.catalog import CATALOG_NAME, make_space, pack_catalog
-from kvstore.tiers.ssd.commit import Committer, write_file
+from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.core import Core, log
+from kvstore.tiers.ssd.files import write_file
 from kvstore.tiers.ssd.journal import pack_drops
-from kvstore.tiers.ssd.listing import recovered_blocks
+from kvstore.tiers.ssd.listing import missing_parents, recovered_blocks
 from kvstore.tiers.ssd.port import DiskPort, LinuxDisk
-from kvstore.tiers.ssd.quarantine import Quarantine
+from kvstore.tiers.ssd.quarantine import Quarantine, keep_block
 from kvstore.tiers.ssd.reader import Reader
 from kvstore.tiers.ssd.reclaim import Reclaimer
 from kvstore.tiers.ssd.recover import Recovery
@@ -68,9 +69,14 @@ class SsdTier:
             raise TierUnavailable("recover was called before")
         self._recovered = True
         begin = core.clock.now()
-        self._quarantine.load()
-        recovery = Recovery(core, self._quarantine)
-        self._committer.start(recovery.run())
+        try:
+            self._quarantine.load()
+            recovery = Recovery(core, self._quarantine)
+            journal = recovery.run()
+            parents = missing_parents(core, recovery.findings)
+            self._committer.start(journal, checkpoint=bool(recovery.findings.damage))
+        except OSError as error:
+            raise TierUnavailable(f"recovery of {core.port.directory}: {error}") from error
         found = recovery.findings
         live = sum(segment.live_bytes for segment in core.segments.values())
         self._report = RecoveryReport(
@@ -78,7 +84,7 @@ class SsdTier:
             found.orphans_removed, core.config.recovery,
         )  # fmt: skip
         log.info("recovered %s", self._report)
-        yield from recovered_blocks(core)
+        yield from recovered_blocks(core, parents)
 
     @property
     def report(self) -> RecoveryReport:
@@ -128,10 +134,9 @@ class SsdTier:
 
     def read(self, reads: Sequence[BlockRead]) -> list[ReadStatus]:
         """See ``DiskTier.read``."""
-        status = self._reader.read(reads)
-        for read, outcome in zip(reads, status, strict=True):
-            if outcome is ReadStatus.CORRUPT:
-                self._condemn(read)
+        status, causes = self._reader.read(reads)
+        for index, cause in causes.items():
+            self._condemn(reads[index], cause)
         self._core.counters.update(Counter(f"read_{outcome.value}" for outcome in status))
         return status
 
@@ -199,15 +204,25 @@ class SsdTier:
             self._port.close(segment.fd)
         self._port.close(self._lock_fd)
 
-    def _condemn(self, read: BlockRead) -> None:
+    def _condemn(self, read: BlockRead, cause: str) -> None:
         """A block failed its check: it is gone, named in the log, and its bytes are set aside."""
         core = self._core
         with core.lock:
             if not core.table.alive(read.handle) or core.table.key(read.handle) != read.key:
                 return
+            extent = core.table.extent(core.table.block_extent[read.handle])
+            position = core.table.block_position[read.handle]
+            segment = core.segments[extent.segment]
+            core.use(segment)
             core.counters["corrupt"] += 1
-        log.error("block %s is corrupt and is dropped", read.key.hex())
-        self.drop([read.handle])
+            self.drop([read.handle])
+        log.error("block %s is corrupt and is dropped: %s", read.key.hex(), cause)
+        try:
+            core.call("quarantine", lambda: keep_block(core, self._quarantine, (extent, position, read.key), cause))
+        except TierUnavailable as error:
+            log.warning("the bytes of %s are not kept: %s", read.key.hex(), error.message)
+        finally:
+            core.leave(segment)
 
     def _require_open(self) -> None:
         if self._core.closed:

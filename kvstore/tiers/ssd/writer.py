@@ -19,6 +19,7 @@ from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, HeadTables, Segment, log
 from kvstore.tiers.ssd.format import (
     EXTENT_BLOCKS_MAX,
+    HEAD_BYTES_MAX,
     SEGMENT_HEAD_BYTES,
     ExtentHead,
     ExtentShape,
@@ -353,16 +354,18 @@ def chunks_of(port: DiskPort, run: Run, io_bytes: int) -> Iterator[WriteChunk]:
         return
     parts: list[memoryview] = []
     size, at = 0, run.offset
+    # The head goes with the first slices, so that a run of io_bytes is one write.
+    limit = io_bytes + run.shape.head_bytes
     for piece in pieces_of(run):
         taken = 0
         while taken < len(piece):
-            some = piece[taken : taken + io_bytes - size]
+            some = piece[taken : taken + limit - size]
             parts.append(some)
             size += len(some)
             taken += len(some)
-            if size == io_bytes:
+            if size == limit:
                 yield WriteChunk(port, run.segment.fd, at, parts, size)
-                parts, size, at = [], 0, at + size
+                parts, size, at, limit = [], 0, at + size, io_bytes
     if size:
         yield WriteChunk(port, run.segment.fd, at, parts, align_up(size, PAGE_BYTES))
 
@@ -380,4 +383,5 @@ def pieces_of(run: Run) -> Iterator[memoryview]:
 def _fits_another(run: Run, limit: int) -> bool:
     if len(run.keys) >= EXTENT_BLOCKS_MAX:
         return False
-    return ExtentShape.of(run.space.layout, run.codec, len(run.keys) + 1).total_bytes <= limit
+    shape = ExtentShape.of(run.space.layout, run.codec, len(run.keys) + 1)
+    return shape.total_bytes <= limit and shape.head_bytes <= HEAD_BYTES_MAX
