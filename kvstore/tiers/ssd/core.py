@@ -148,16 +148,21 @@ class Core:
         self.writes = IoPool("ssd-write", config.write_threads, max(config.write_bytes_in_flight, least), self.clock)
         self.calls = IoPool("ssd-call", 2, 4 * PAGE_BYTES, self.clock)
 
-    def call(self, what: str, work: Callable[[], T]) -> T:
-        """Do bookkeeping I/O with a deadline; raises TierUnavailable, and tells the health, when it fails."""
+    def attempt(self, work: Callable[[], T]) -> T:
+        """Do bookkeeping I/O on a pool thread with a deadline; raises what it raises, TimeoutError when it is stuck."""
         task = Call(work)
         (error,) = self.calls.run([task], self.config.io_deadline_s)
-        if error is None:
-            return task.result  # type: ignore[return-value]
-        if isinstance(error, OSError):
+        if error is not None:
+            raise error
+        return task.result  # type: ignore[return-value]
+
+    def call(self, what: str, work: Callable[[], T]) -> T:
+        """``attempt`` that tells the health of an OSError, and raises TierUnavailable for it."""
+        try:
+            return self.attempt(work)
+        except OSError as error:
             self.health.write_failed(what, error)
             raise TierUnavailable(f"{what}: {error}") from error
-        raise error
 
     def shape(self, extent: Extent) -> ExtentShape:
         """The lengths of an extent in the table."""

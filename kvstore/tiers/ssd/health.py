@@ -59,14 +59,14 @@ class Health:
         """A read failed; a timeout counts as a stalled device at once."""
         with self._lock:
             self._read_errors += 1
-            self._note(what, error)
+            self.note(what, error)
             if isinstance(error, TimeoutError) or self._read_errors >= self._config.read_errors_max:
                 self._degrade(reads=True, writes=isinstance(error, TimeoutError))
 
     def write_failed(self, what: str, error: BaseException) -> None:
         """A write or a sync failed; a timeout refuses reads too, since the device may be stalled."""
         with self._lock:
-            self._note(what, error)
+            self.note(what, error)
             self._degrade(reads=isinstance(error, TimeoutError), writes=True)
 
     def probe_due(self) -> bool:
@@ -86,7 +86,8 @@ class Health:
             self._reads_ok = self._writes_ok = True
             self._read_errors = 0
 
-    def _note(self, what: str, error: BaseException) -> None:
+    def note(self, what: str, error: BaseException) -> None:
+        """Remember an error for people."""
         self.last_error = f"{what}: {error}"
 
     def _degrade(self, *, reads: bool, writes: bool) -> None:

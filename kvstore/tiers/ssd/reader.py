@@ -19,8 +19,8 @@ from kvstore.tiers.ssd.files import PageChunk
 from kvstore.tiers.ssd.format import ExtentShape, unpack_extent_head
 from kvstore.tiers.ssd.iopool import Gate
 from kvstore.tiers.ssd.port import DiskPort, read_full
+from kvstore.tiers.ssd.runs import copy_bytes
 from kvstore.tiers.ssd.table import Extent
-from kvstore.tiers.ssd.writer import copy_bytes
 
 GAP_BYTES_MAX: Final = 65536
 """Bytes nobody asked for that are read rather than skipped: a read of 64 KiB costs about as much as another I/O."""

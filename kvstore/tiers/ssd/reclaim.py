@@ -18,9 +18,11 @@ from kvstore.tiers.header import unpack_header
 from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.core import Core, Segment, log
 from kvstore.tiers.ssd.journal import pack_drops, pack_extent
+from kvstore.tiers.ssd.placement import seal_segment
 from kvstore.tiers.ssd.reader import CheckedReader
+from kvstore.tiers.ssd.runs import Run, add_run
 from kvstore.tiers.ssd.table import Extent
-from kvstore.tiers.ssd.writer import Run, Writer, add_run, seal_segment
+from kvstore.tiers.ssd.writer import Writer
 
 BATCH_BYTES: Final = 32 << 20
 """Bytes moved at a time: memory that rewriting takes, and how long a read may find the disk busy with it."""
@@ -46,6 +48,7 @@ class Reclaimer:
         self._core = core
         self._committer = committer
         self._writer = writer
+        self._placer = writer.placer
         self._reader = reader
         self._lock = threading.Lock()
 
@@ -86,6 +89,15 @@ class Reclaimer:
                 return False
         return core.call("statvfs", core.port.free_bytes) - size >= core.config.free_floor_bytes
 
+    def has_dead(self) -> bool:
+        """Whether a segment waits to be unlinked."""
+        with self._core.lock:
+            return bool(self._dead())
+
+    def _dead(self) -> list[Segment]:
+        segments = self._core.segments.values()
+        return [one for one in segments if not one.open and one.blocks == 0 and one.users == 0]
+
     def fragmentation(self) -> float:
         """Dead share of all sealed segments."""
         with self._core.lock:
@@ -97,7 +109,7 @@ class Reclaimer:
         """Unlink segments in which nothing lives; returns the bytes that came back."""
         core = self._core
         with core.lock:
-            dead = [one for one in core.segments.values() if not one.open and one.blocks == 0 and one.users == 0]
+            dead = self._dead()
         if not dead:
             return 0
         self._committer.flush()
@@ -186,7 +198,7 @@ class Reclaimer:
         good = [pair for pair, outcome in zip(found, status, strict=True) if outcome is ReadStatus.OK]
         runs, moves = self._plan(good)
         if runs:
-            self._writer.place(runs, spare_bytes=0)
+            self._placer.place(runs, spare_bytes=0)
             self._writer.write_runs(runs)
             self._commit(runs, moves)
         return True
@@ -233,7 +245,7 @@ class Reclaimer:
         records += pack_drops([(one.number, one.position) for some in moves for one in some])
         segments = tuple(dict.fromkeys(run.segment for run in runs if run.segment is not None))
         pending = self._committer.submit(records, segments, lambda good: self._applied(runs, rows, moves, good))
-        self._writer.release(runs)
+        self._placer.release(runs)
         self._committer.wait(pending)
 
     def _applied(self, runs: list[Run], rows: list[int], moves: list[list[Moving]], good: bool) -> None:

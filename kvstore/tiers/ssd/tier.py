@@ -27,14 +27,15 @@ from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.core import Core, log
 from kvstore.tiers.ssd.files import write_file
+from kvstore.tiers.ssd.housekeeping import Housekeeper
 from kvstore.tiers.ssd.journal import pack_drops
 from kvstore.tiers.ssd.listing import missing_parents, recovered_blocks
 from kvstore.tiers.ssd.port import DiskPort, LinuxDisk
-from kvstore.tiers.ssd.quarantine import Quarantine, keep_block
+from kvstore.tiers.ssd.quarantine import DIRECTORY, Quarantine, keep_block
 from kvstore.tiers.ssd.reader import Reader
 from kvstore.tiers.ssd.reclaim import Reclaimer
 from kvstore.tiers.ssd.recover import Recovery
-from kvstore.tiers.ssd.usage import measure_usage
+from kvstore.tiers.ssd.usage import measure_usage, refresh_ledger
 from kvstore.tiers.ssd.writer import Writer
 
 LOCK_NAME: Final = "LOCK"
@@ -61,6 +62,7 @@ class SsdTier:
         self._reclaimer = Reclaimer(self._core, self._committer, self._writer, self.read)
         self._report = RecoveryReport(mode=config.recovery)
         self._recovered = False
+        self._housekeeper = Housekeeper(self._core, self._committer, self._reclaimer, self._restore)
 
     def recover(self) -> Iterator[RecoveredBlock]:
         """See ``DiskTier.recover``."""
@@ -84,6 +86,7 @@ class SsdTier:
             found.orphans_removed, core.config.recovery,
         )  # fmt: skip
         log.info("recovered %s", self._report)
+        self._housekeeper.start()
         yield from recovered_blocks(core, parents)
 
     @property
@@ -194,6 +197,7 @@ class SsdTier:
             if core.closed:
                 return
             core.closed = True
+        self._housekeeper.stop()
         self._committer.close()
         for pool in (core.reads, core.writes, core.calls):
             pool.close()
@@ -223,6 +227,21 @@ class SsdTier:
             log.warning("the bytes of %s are not kept: %s", read.key.hex(), error.message)
         finally:
             core.leave(segment)
+
+    def _restore(self) -> None:
+        """Make what others removed from under the tier: the directory, its lock, the namespaces."""
+        core = self._core
+        if self._port.fstat(self._lock_fd).links == 0:
+            log.error("%s was removed from outside; it is made anew", core.port.directory)
+            self._port.mkdir("")
+            self._port.mkdir(DIRECTORY)
+            held, self._lock_fd = self._lock_fd, self._port.lock(LOCK_NAME)
+            self._port.close(held)
+            refresh_ledger(core)
+        with core.lock:
+            spaces = list(core.spaces)
+        if spaces and CATALOG_NAME not in self._port.listdir(""):
+            write_file(core, CATALOG_NAME, [pack_catalog(spaces)])
 
     def _require_open(self) -> None:
         if self._core.closed:

@@ -1,0 +1,135 @@
+"""Runs of blocks that become extents: their bytes, in the order of the disk, and the writes that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from kvstore.core.types import BlockKey, Codec
+from kvstore.kernels.layout import align_up
+from kvstore.tiers.ssd.catalog import Space
+from kvstore.tiers.ssd.config import PAGE_BYTES
+from kvstore.tiers.ssd.core import Core, HeadTables, Segment
+from kvstore.tiers.ssd.format import ExtentHead, ExtentShape, pack_extent_head
+from kvstore.tiers.ssd.iopool import Gate
+from kvstore.tiers.ssd.journal import ExtentRecord
+from kvstore.tiers.ssd.port import DiskPort, write_full
+from kvstore.tiers.ssd.table import Extent
+
+COPY_WITH_NUMPY_BYTES: Final = 32768
+"""From this size a numpy copy, which lets other threads run, beats a slice assignment, which does not."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Blocks that will be one extent, and what is known of it so far."""
+
+    space: Space
+    codec: Codec
+    parent: BlockKey
+    keys: list[BlockKey] = field(default_factory=list)
+    stored: list[memoryview] = field(default_factory=list)
+    crcs: list[tuple[int, ...]] = field(default_factory=list)
+    age: int = 0
+    number: int = 0
+    segment: Segment | None = None
+    offset: int = 0
+
+    @property
+    def shape(self) -> ExtentShape:
+        """Lengths of the extent."""
+        return ExtentShape.of(self.space.layout, self.codec, len(self.keys))
+
+    def head(self) -> ExtentHead:
+        """The extent's head, once it has a place."""
+        segment = 0 if self.segment is None else self.segment.number
+        return ExtentHead(
+            self.shape, self.codec, self.space.spec.block_tokens, segment, self.number, self.offset, self.age,
+            self.space.namespace_id, self.parent, b"".join(self.keys), np.array(self.crcs, dtype=np.uint32),
+        )  # fmt: skip
+
+    def record(self) -> ExtentRecord:
+        """The journal's record of it."""
+        segment = 0 if self.segment is None else self.segment.number
+        return ExtentRecord(
+            self.number, segment, self.offset, self.age, self.codec, self.space.namespace_id, self.parent,
+            b"".join(self.keys),
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class WriteChunk:
+    """One write of at most io_bytes, gathered from the caller's blocks."""
+
+    port: DiskPort
+    fd: int
+    offset: int
+    parts: list[memoryview]
+    nbytes: int
+
+    def run(self, buffer: memoryview, gate: Gate) -> None:
+        """Copy the parts together, zeros behind them, and write."""
+        if not gate.enter_copy():
+            return
+        try:
+            at = 0
+            for part in self.parts:
+                copy_bytes(buffer[at : at + len(part)], part)
+                at += len(part)
+        finally:
+            gate.leave_copy()
+        if at < self.nbytes:
+            buffer[at : self.nbytes] = bytes(self.nbytes - at)
+        write_full(self.port, self.fd, buffer[: self.nbytes], self.offset)
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """Copy equal lengths; large ones without holding other threads up."""
+    if len(source) >= COPY_WITH_NUMPY_BYTES:
+        np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
+    else:
+        target[:] = source
+
+
+def add_run(core: Core, run: Run) -> int:
+    """Put a written run's extent into the table, without blocks; returns its row. The lock is held."""
+    segment = 0 if run.segment is None else run.segment.number
+    extent = Extent(run.number, segment, run.offset, run.age, len(run.keys), run.codec, run.space.index, run.parent)
+    row = core.table.add_extent(extent, committed=False)
+    core.headers.put(run.number, HeadTables(b"".join(run.keys), np.array(run.crcs, dtype=np.uint32)))
+    return row
+
+
+def chunks_of(port: DiskPort, run: Run, io_bytes: int) -> Iterator[WriteChunk]:
+    """Cut a placed run into writes, in order of offset."""
+    if run.segment is None:
+        return
+    parts: list[memoryview] = []
+    size, at = 0, run.offset
+    # The head goes with the first slices, so that a run of io_bytes is one write.
+    limit = io_bytes + run.shape.head_bytes
+    for piece in pieces_of(run):
+        taken = 0
+        while taken < len(piece):
+            some = piece[taken : taken + limit - size]
+            parts.append(some)
+            size += len(some)
+            taken += len(some)
+            if size == limit:
+                yield WriteChunk(port, run.segment.fd, at, parts, size)
+                parts, size, at, limit = [], 0, at + size, io_bytes
+    if size:
+        yield WriteChunk(port, run.segment.fd, at, parts, align_up(size, PAGE_BYTES))
+
+
+def pieces_of(run: Run) -> Iterator[memoryview]:
+    """The bytes of an extent: head, then layer by layer the slice of each block."""
+    yield memoryview(pack_extent_head(run.head()))
+    shape = run.shape
+    for layer in range(shape.layers):
+        begin = shape.block_header_bytes + layer * shape.slice_stride
+        for stored in run.stored:
+            yield stored[begin : begin + shape.slice_stride]
