@@ -14,16 +14,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kvstore.kernels.layout import SliceGeometry
 from kvstore.kernels.paged import AttentionOptions, PagedBatch, Partial
 
 if TYPE_CHECKING:
+    import mmap
+
+    import numpy as np
     import torch
-    from typing_extensions import Buffer
 
 log = logging.getLogger(__name__)
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview | mmap.mmap | np.ndarray[Any, Any]"
+"""Whatever exports its memory; Python 3.12 has a name for it."""
 
 LEVELS: Final = ("avx512", "avx2", "portable")
 """Instruction-set levels, best first; a machine offers those that it and the build support."""

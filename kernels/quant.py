@@ -5,15 +5,13 @@ The format is docs/format-slices.md; its definition in code is ``quant_reference
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import cast
 
 import numpy as np
 
 from kvstore.kernels import native, quant_reference
 from kvstore.kernels.layout import SliceGeometry
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from kvstore.kernels.native import Buffer
 
 __all__ = ["dequantise", "quantise"]
 
@@ -85,7 +83,7 @@ def check_buffers(
     for name, buffer, stride, size in zip(("raw", "coded"), (raw, coded), found, sizes, strict=True):
         if stride < size:
             raise ValueError(f"the {name} stride is {stride}; it must be at least {size}, the bytes of a slice")
-        view = memoryview(buffer)
+        view = _view(buffer)
         if not view.c_contiguous:
             raise ValueError(f"{name} is not C-contiguous; give a contiguous buffer of bytes")
         needed = (slices - 1) * stride + size if slices else 0
@@ -94,8 +92,12 @@ def check_buffers(
     return found
 
 
+def _view(buffer: Buffer) -> memoryview:
+    return memoryview(cast(bytes, buffer))  # the stubs for Python 3.11 do not know that arrays export memory
+
+
 def _bytes(buffer: Buffer) -> quant_reference.Bytes:
-    return np.frombuffer(memoryview(buffer).cast("B"), dtype=np.uint8)
+    return np.frombuffer(_view(buffer).cast("B"), dtype=np.uint8)
 
 
 def _split(buffer: Buffer, stride: int, slices: int, size: int) -> list[quant_reference.Bytes]:
