@@ -30,7 +30,7 @@ def hold_lease(ctx: CallContext, request: leases_pb2.HoldLeaseRequest) -> leases
         ctx.session,
         lease_of(request.lease_id),
         convert.namespace_of(request.namespace_id),
-        convert.keys_of(request.keys),
+        convert.keys_of(request.keys, empty=True),
     )
     return leases_pb2.HoldLeaseResponse(held=held)
 
