@@ -38,13 +38,15 @@ from kvstore.store.api import Cache
 class TokenOutput:
     """One token of one request. ``text`` is what became certain with it; ``reason`` is set with the last one.
 
-    ``token`` is None where a request ended without a new token (aborted, or out of memory).
+    ``token`` is None where a request ended without a new token (aborted, or out of memory). ``cached_tokens`` comes
+    with the first token and the last: tokens that were not computed, by where they came from.
     """
 
     request_id: RequestId
     token: int | None
     text: str = ""
     reason: FinishReason | None = None
+    cached_tokens: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,8 @@ class Engine:
             text += _rest(sequence)
             if sequence.stream is not None and sequence.stream.stopped:
                 reason = FinishReason.STOP
-        return TokenOutput(sequence.request_id, token, text, reason)
+        told = sequence.generated == 1 or reason is not None
+        return TokenOutput(sequence.request_id, token, text, reason, dict(sequence.cached_tokens) if told else {})
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         try:

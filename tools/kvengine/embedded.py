@@ -1,0 +1,33 @@
+"""A store inside this process: the same tiers as the daemon's, for one engine, gone with it but for the SSD tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvstore.core.errors import InvalidArgument
+from kvstore.store.api import Cache
+from kvstore.store.embedded import EmbeddedCache, build_store
+from kvstore.tiers.ssd import SsdConfig, SsdTier
+
+MIB = 1 << 20
+
+
+@contextmanager
+def embedded_cache(device_mib: int, host_mib: int, ssd: Path | None, ssd_mib: int) -> Iterator[Cache]:
+    """Open a store of these sizes and one session with it; both are closed at the end, the SSD tier flushed."""
+    for name, value in (("--device-mib", device_mib), ("--host-mib", host_mib), ("--ssd-mib", ssd_mib)):
+        if value < 1:
+            raise InvalidArgument(name, value, "at least 1")
+    disk = SsdTier(str(ssd), SsdConfig(capacity_bytes=ssd_mib * MIB)) if ssd is not None else None
+    store = build_store(host_bytes=host_mib * MIB, device_bytes=device_mib * MIB, disk=disk)
+    try:
+        cache = EmbeddedCache(store, name="kvengine")
+        try:
+            yield cache
+            cache.flush()
+        finally:
+            cache.close()
+    finally:
+        store.close()

@@ -1,0 +1,94 @@
+"""``kvengine``: the command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from kvstore.client import Client, ClientOptions
+from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
+from kvstore.engine.config import EngineConfig
+from kvstore.engine.engine import Engine
+from kvstore.engine.sequence import FinishReason
+from kvstore.engine.weights import Model, load_model
+from kvstore.store.api import Cache
+from kvstore.tools.kvengine.embedded import embedded_cache
+from kvstore.tools.kvengine.options import Options, parse
+from kvstore.tools.kvengine.report import print_answers
+from kvstore.tools.kvengine.serve import Answer, serve
+from kvstore.tools.output import Printer
+
+OK, STARVED, USAGE, UNREACHABLE = 0, 1, 2, 3
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry of ``kvengine``; ends the process with the documented exit code."""
+    sys.exit(run(parse(arguments)))
+
+
+def run(options: Options) -> int:
+    """Load, serve, print; returns the exit code."""
+    printer = Printer(options.output)
+    try:
+        return _run(options, printer)
+    except InvalidArgument as error:
+        printer.talk(f"error: {error}", style="red")
+        return USAGE
+    except Unavailable as error:
+        printer.talk(f"error: {error}", style="red")
+        return UNREACHABLE
+    except KVStoreError as error:
+        printer.talk(f"error: {error}", style="red")
+        return STARVED
+
+
+def _run(options: Options, printer: Printer) -> int:
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    with _cache(options) as cache:
+        printer.talk(f"loading {options.model}")
+        model = load_model(options.model, dtype=options.dtype, codec=options.codec, salt=options.salt.encode())
+        config = EngineConfig(token_budget=options.token_budget, running_max=options.running_max, name="kvengine")
+        engine = Engine(model, cache, config)
+        try:
+            shown = _stream if printer.for_people else None
+            answers = serve(engine, _prompts(model, options), options.sampling, shown)
+            print_answers(printer, answers, engine.counters)
+        finally:
+            engine.close()
+    return STARVED if any(_starved(answer) for answer in answers) else OK
+
+
+@contextmanager
+def _cache(options: Options) -> Iterator[Cache]:
+    if options.socket is None:
+        with embedded_cache(options.device_mib, options.host_mib, options.ssd, options.ssd_mib) as cache:
+            yield cache
+        return
+    # Strict, since the engine itself turns failures of the cache into recomputation, and must see them for that.
+    with Client(options.socket, ClientOptions(name="kvengine", strict=True)) as client:
+        yield client
+
+
+def _prompts(model: Model, options: Options) -> list[list[int]]:
+    if model.text is None:
+        raise InvalidArgument("model", str(options.model), "a folder with tokenizer.json, to run text")
+    if options.chat:
+        return [model.text.chat([{"role": "user", "content": prompt}]) for prompt in options.prompts]
+    return [model.text.encode(prompt) for prompt in options.prompts]
+
+
+def _stream(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _starved(answer: Answer) -> bool:
+    return answer.reason is FinishReason.MEMORY
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The command line of ``kvengine``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore import __version__
+from kvstore.engine.sampling import SamplingParams
+from kvstore.tools.output import Format
+
+EPILOG = """\
+Answers go to stdout, everything else to stderr.
+Exit codes: 0 all prompts were answered, 1 at least one ran out of memory, 2 usage, 3 no daemon answers on the socket.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for. ``socket`` None means an embedded store of these sizes; ``ssd`` None means no SSD tier."""
+
+    model: Path
+    prompts: tuple[str, ...]
+    chat: bool
+    sampling: SamplingParams
+    socket: str | None
+    device_mib: int
+    host_mib: int
+    ssd: Path | None
+    ssd_mib: int
+    dtype: str
+    codec: str
+    salt: str
+    token_budget: int
+    running_max: int
+    threads: int | None
+    output: Format
+
+
+def parse(arguments: Sequence[str] | None) -> Options:
+    """Read the command line; a wrong one ends the process with code 2 and says what would be right."""
+    parser = argparse.ArgumentParser(
+        prog="kvengine",
+        description="Run prompts on a model, with K and V kept by kvstored or by a store inside this process.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, help="a folder with config.json and safetensors files, or a GGUF file")
+    parser.add_argument("--version", action="version", version=__version__)
+    _add_prompts(parser.add_argument_group("prompts"))
+    _add_sampling(parser.add_argument_group("answers"))
+    _add_cache(parser.add_argument_group("cache"))
+    _add_engine(parser.add_argument_group("engine"))
+    given = parser.parse_args(arguments)
+    try:
+        prompts = read_prompts(given.prompt, given.file, given.context)
+    except OSError as error:
+        parser.error(str(error))
+    if not prompts:
+        parser.error("no prompt: give --prompt TEXT or --file FILE with at least one line that is not empty")
+    return Options(
+        given.model, prompts, given.chat, _sampling(given), given.socket, given.device_mib, given.host_mib, given.ssd,
+        given.ssd_mib, given.dtype, given.codec, given.salt, given.token_budget, given.running_max, given.threads,
+        Format(given.output),
+    )  # fmt: skip
+
+
+def read_prompts(texts: Sequence[str], file: Path | None, context: Path | None) -> tuple[str, ...]:
+    """The prompts of the command line, then those of the file, one a line, each after the text of ``context``."""
+    lines = file.read_text().splitlines() if file is not None else []
+    before = context.read_text() if context is not None else ""
+    return tuple(before + text for text in (*texts, *lines) if text.strip())
+
+
+def _add_prompts(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("-p", "--prompt", action="append", default=[], help="a prompt; may be given several times")
+    group.add_argument("-f", "--file", type=Path, help="a file with one prompt a line")
+    group.add_argument("--context", type=Path, help="a file whose text stands before each prompt: a shared prefix")
+    group.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
+
+
+def _add_sampling(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("-n", "--tokens-max", type=int, default=128, help="longest answer (default %(default)s)")
+    group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    group.add_argument("--top-k", type=int, default=0, help="0 is off (default)")
+    group.add_argument("--top-p", type=float, default=1.0, help="1 is off (default)")
+    group.add_argument("--seed", type=int, help="the same seed gives the same answer again")
+    group.add_argument("--stop", action="append", default=[], help="end the answer before this text")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
+
+
+def _add_cache(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--socket", help="the session socket of a daemon; without it the store is embedded")
+    group.add_argument("--device-mib", type=int, default=256, help="embedded: DEVICE tier (default %(default)s)")
+    group.add_argument("--host-mib", type=int, default=1024, help="embedded: HOST tier (default %(default)s)")
+    group.add_argument("--ssd", type=Path, help="embedded: folder of the SSD tier, kept for the next run")
+    group.add_argument("--ssd-mib", type=int, default=4096, help="embedded: cap of the SSD tier (default %(default)s)")
+    group.add_argument("--codec", choices=("raw", "int8"), default="raw", help="of blocks below DEVICE")
+    group.add_argument("--salt", default="", help="keeps tenants apart")
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    group.add_argument("--token-budget", type=int, default=512, help="tokens of one step (default %(default)s)")
+    group.add_argument("--running-max", type=int, default=16, help="requests at one time (default %(default)s)")
+    group.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
+    group.add_argument("--output", choices=[str(f) for f in Format], default=str(Format.TABLE))
+
+
+def _sampling(given: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(
+        tokens_max=given.tokens_max,
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        seed=given.seed,
+        stop=tuple(given.stop),
+        ignore_eos=given.ignore_eos,
+    )
