@@ -93,7 +93,7 @@ class FaultyDisk:
         self._directories = {""}
         self._open: dict[int, tuple[_File, str]] = {}
         self._next_fd = 1000
-        self._held: set[str] = set()
+        self._held: set[_File | None] = set()
 
     def stall(self, *kinds: str) -> None:
         """Calls of these kinds ("pread", "pwrite", "fdatasync", ...) do not return until ``release``."""
@@ -144,10 +144,11 @@ class FaultyDisk:
     def lock(self, name: str) -> int:
         """Hold a name until the descriptor closes."""
         self._step("lock", name, mutates=False)
-        if name in self._held:
+        if self._names.get(name) in self._held:
             raise TierUnavailable(f"{self.directory} is held by pid {os.getpid()}")
-        self._held.add(name)
-        return self.open(name, create=name not in self._names)
+        fd = self.open(name, create=name not in self._names)
+        self._held.add(self._names[name])
+        return fd
 
     def mkdir(self, name: str) -> None:
         """Make a directory."""
@@ -183,8 +184,8 @@ class FaultyDisk:
     def close(self, fd: int) -> None:
         """Close; a name that was locked is free again."""
         with self._lock:
-            _, name = self._open.pop(fd)
-            self._held.discard(name)
+            file, _ = self._open.pop(fd)
+            self._held.discard(file)
 
     def pread(self, fd: int, into: memoryview, offset: int) -> int:
         """Read what is there."""

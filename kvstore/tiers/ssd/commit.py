@@ -30,6 +30,7 @@ class Pending:
     records: bytes
     segments: tuple[Segment, ...]
     apply: Callable[[bool], None]
+    tells_losses: bool = False
     done: bool = False
     error: BaseException | None = None
 
@@ -99,8 +100,20 @@ class Committer:
             raise TierUnavailable(f"commit: {error}") from error
 
     def flush(self) -> None:
-        """Return when everything queued so far is durable."""
+        """Return when everything queued so far is durable; raises TierUnavailable, too, if some of it was lost."""
+        pending = self.submit(b"")
+        pending.tells_losses = True
+        self.wait(pending)
+
+    def settle(self) -> None:
+        """Return when the journal takes frames, and everything queued so far is durable or lost."""
         self.wait(self.submit(b""))
+
+    def check_journal(self) -> None:
+        """Notice that the journal was removed from outside; the next commit then begins with a checkpoint."""
+        journal = self.journal
+        if journal is not None and self._core.port.fstat(journal.fd).links == 0:
+            journal.broken = True
 
     def close(self) -> None:
         """Commit what is queued, write a checkpoint if the disk allows it, and end the thread."""
@@ -177,9 +190,9 @@ class Committer:
         return errors
 
     def _report_losses(self, batch: list[Pending], errors: list[BaseException | None]) -> None:
-        """A flush, which is an empty record, fails when anything failed since the last one."""
+        """A flush fails when anything failed since the last one."""
         failed = next((error for error in errors if error is not None), self.last_error)
-        flushes = [index for index, pending in enumerate(batch) if not pending.records]
+        flushes = [index for index, pending in enumerate(batch) if pending.tells_losses]
         for index in flushes:
             errors[index] = errors[index] or failed
         self.last_error = None if flushes else failed

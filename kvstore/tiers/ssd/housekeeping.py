@@ -75,6 +75,8 @@ class Housekeeper:
             if health.probe_due():
                 self.probe()
             return
+        self._core.attempt(self._restore)
+        self._core.attempt(self._committer.check_journal)
         self.drop_lost_segments()
         threshold = self._core.config.fragmentation
         if self._reclaimer.has_dead() or self._reclaimer.fragmentation() > threshold:
@@ -90,8 +92,9 @@ class Housekeeper:
             core.attempt(lambda: self._remove_probe(fd))
             if error is not None:
                 raise error
+            core.attempt(self._committer.check_journal)
             self.drop_lost_segments()
-            self._committer.flush()
+            self._committer.settle()
         except (OSError, TierError) as error:
             log.info("the SSD tier stays degraded: the probe says %s", error)
             return False

@@ -207,7 +207,7 @@ class Reader:
         for _, chunk in chunks:
             for index in chunk.corrupt:
                 status[index] = ReadStatus.CORRUPT
-        if not any(errors):
+        if chunks and not any(errors):
             core.health.read_succeeded()
         self._check_large(reads, wanted, status)
         core.counters["read_ios"] += len(chunks)

@@ -112,7 +112,7 @@ class Reclaimer:
             dead = self._dead()
         if not dead:
             return 0
-        self._committer.flush()
+        self._committer.settle()
         return sum(self.remove_segment(segment) for segment in dead)
 
     def remove_segment(self, segment: Segment) -> int:

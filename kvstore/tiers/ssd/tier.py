@@ -173,6 +173,14 @@ class SsdTier:
             nbytes = core.spaces[extent.space].layout.of_codec(extent.codec)[2]
         return self.read([BlockRead(handle, key, memoryview(bytearray(nbytes)))])[0]
 
+    def housekeeping(self) -> None:
+        """One round of what goes on in the background: probe, lost files, dead segments, fragmentation."""
+        self._housekeeper.round()
+
+    def probe(self) -> bool:
+        """Try a degraded tier at once; True if it is ready now."""
+        return self._housekeeper.probe()
+
     def usage(self) -> DiskUsage:
         """See ``DiskTier.usage``."""
         return measure_usage(self._core, self._quarantine)
