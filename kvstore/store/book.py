@@ -297,17 +297,24 @@ class Book:
         self._forget(number >> 2)
 
     def _forget(self, slot: int) -> None:
-        """Delete the slot, and then ghosts above it, if nothing needs them."""
+        """Delete the slot, and then ghosts above it, if nothing needs them.
+
+        A slot without copies or children no longer counts as its parent's child, even while something remembers it.
+        """
         index = self.index
-        while slot >= 0 and not (
-            index.keys[slot] is None or index.residency[slot] or index.children[slot]
-            or slot in self.refs or slot in self.holds
-            or any(n in self.doomed or n in self.pins for n in range(4 * slot + 1, 4 * slot + 4))
-        ):  # fmt: skip
-            parent = index.delete(slot)
+        while slot >= 0 and not (index.keys[slot] is None or index.residency[slot] or index.children[slot]):
+            parent = index.parent[slot]
+            if not self._remembered(slot):
+                index.delete(slot)
+            elif parent >= 0:
+                index.orphan(slot)
             if parent >= 0:
                 self.reconsider(parent)
             slot = parent
+
+    def _remembered(self, slot: int) -> bool:
+        copies = range(4 * slot + 1, 4 * slot + 4)
+        return slot in self.refs or slot in self.holds or any(n in self.doomed or n in self.pins for n in copies)
 
     def account(self, namespace: Namespace, tier: Tier, codec: int, change: int) -> None:
         """Count copies that came (or, below 0, went)."""

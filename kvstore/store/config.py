@@ -48,6 +48,8 @@ class StoreConfig:
     """Dropped keys whose cause and time are remembered for ``why``."""
     events_max: int = 65_536
     buffer_bytes_max: int = 4 << 30
+    close_flush_ms: int = 30_000
+    """Longest that a clean end takes to write to SSD what is in memory only; 0 leaves it unwritten."""
     tick_ms: int = 50
     """Period of the housekeeper: expiry of leases and jobs, watermarks, the disk's health."""
 

@@ -90,8 +90,13 @@ class BlockIndex:
         if parent >= 0:
             self.children[parent] += 1
 
-    def delete(self, slot: int) -> int:
-        """Forget a slot that has no copies, children or lists; returns its parent's slot (or NONE, UNKNOWN)."""
+    def orphan(self, slot: int) -> None:
+        """Take the slot off its parent: it keeps its number only."""
+        self.children[self.parent[slot]] -= 1
+        self.parent[slot] = UNKNOWN
+
+    def delete(self, slot: int) -> None:
+        """Forget a slot that has no copies and no children, and is on no list."""
         key = self.keys[slot]
         if key is not None:
             del self.slots[key]
@@ -102,7 +107,6 @@ class BlockIndex:
         self.codec[slot] = 0
         self.hits[slot] = 0
         self._free.append(slot)
-        return parent
 
     def key_of(self, slot: int) -> BlockKey:
         """Key of a slot in use. KeyError for one that is not."""

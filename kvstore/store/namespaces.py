@@ -108,7 +108,8 @@ class NamespaceTable:
             found.on_disk = False
         if name:
             self._by_name[name] = found
-            found.name = found.name or name
+            if not found.name:
+                found.name, found.on_disk = name, False
         return found, created
 
     def near(self, spec: NamespaceSpec) -> tuple[NearNamespace, ...]:

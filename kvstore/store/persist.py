@@ -86,7 +86,7 @@ class _Writer:
                 self._know_namespace(disk, namespace)
                 handles = disk.write(namespace.namespace_id, blocks, durable=self._durable)
             except TierFull:
-                if not self._make_room(disk, nbytes << attempt):
+                if not self._make_room(disk, nbytes, attempt):
                     return Reason.NO_SPACE
                 continue
             except TierUnavailable as error:
@@ -113,9 +113,15 @@ class _Writer:
             with self._state.locked():
                 namespace.on_disk = True
 
-    def _make_room(self, disk: DiskTier, nbytes: int) -> bool:
-        """Drop the coldest blocks on SSD and take their space back; False if nothing can go."""
-        if not self._movement.make_room(Tier.SSD, nbytes, total=True):
+    def _make_room(self, disk: DiskTier, nbytes: int, attempt: int) -> bool:
+        """Drop the coldest blocks on SSD and take their space back; False if nothing can go.
+
+        At first what is missing by the ledger; more if that was not it (a floor of free space, dead bytes).
+        """
+        missing = nbytes - (disk.capacity_bytes - disk.used_bytes)
+        if attempt or missing <= 0:
+            missing = nbytes << attempt
+        if not self._movement.make_room(Tier.SSD, missing, total=True):
             return False
         try:
             disk.reclaim(nbytes)

@@ -77,15 +77,17 @@ class Removal:
                 if slot != NONE:
                     book.ref(slot)
         outcomes = dict.fromkeys(keys, Outcome.MISS)
+        left = sorted((key for key in slots if slots[key] != NONE), key=lambda k: depth[k])
         try:
-            for key in sorted(slots, key=lambda k: -depth[k]):
-                if slots[key] != NONE:
-                    outcomes[key] = self._movement.evict_one(slots[key], tier)
+            # Deepest first. Each slot is let go at once: while it is remembered, its parent counts as having a child.
+            while left:
+                outcomes[left[-1]] = self._movement.evict_one(slots[left[-1]], tier)
+                with self._state.locked() as book:
+                    book.unref(slots[left.pop()])
         finally:
             with self._state.locked() as book:
-                for slot in slots.values():
-                    if slot != NONE:
-                        book.unref(slot)
+                for key in left:
+                    book.unref(slots[key])
         return tuple(outcomes[key] for key in keys)
 
     def pin(self, name: str, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:

@@ -118,12 +118,14 @@ class Store:
         self._movers.start()
 
     def close(self) -> None:
-        """Stop the movers, end all sessions, close the tiers. *Blocks*. Idempotent."""
+        """Stop the movers, write what is in memory to SSD, end all sessions, close the tiers. *Blocks*. Idempotent."""
         if self._closed:
             return
         self._closed = True
         self._maintenance.stop()
         self._movers.stop()
+        if self._state.config.close_flush_ms:
+            self._maintenance.flush(self._state.config.close_flush_ms)
         for session in self.sessions():
             self.close_session(session.session_id)
         for tier in (self.disk, self.device, self.host):

@@ -22,7 +22,7 @@ from kvstore.core.types import (
     WritePolicy,
 )
 from kvstore.store.api import CommitEntry, CommitResult, FetchResult
-from kvstore.store.config import StoreConfig
+from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.embedded import EmbeddedCache, build_store
 from kvstore.tiers.base import DiskTier
 
@@ -34,7 +34,10 @@ ON_DEVICE = 4096
 
 
 class World:
-    """One store, one session, one namespace. With no threads (the default) work waits for ``run``."""
+    """One store, one session, one namespace. With no threads (the default) work waits for ``run``.
+
+    Without a ``config`` nothing is reclaimed but on demand.
+    """
 
     def __init__(  # noqa: PLR0913  each has a default
         self,
@@ -49,7 +52,9 @@ class World:
     ) -> None:
         self.clock = ManualClock()
         self.disk = disk
-        self.config = replace(config or StoreConfig(), loader_threads=threads, writer_threads=threads)
+        full = Watermarks(high=1.0, low=1.0)
+        given = config or StoreConfig(device=full, host=full, ssd=full)
+        self.config = replace(given, loader_threads=threads, writer_threads=threads)
         self.store = build_store(
             self.config,
             host_bytes=host_blocks * STORED,
