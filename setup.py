@@ -7,9 +7,10 @@ torch path, and ``kvstore.kernels.native.native_status()`` tells why from the no
 from __future__ import annotations
 
 import platform
+import textwrap
 from pathlib import Path
 
-from pybind11.setup_helpers import Pybind11Extension, build_ext
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import setup
 
 SOURCES = ["module", "paged", "pool", "memory", "level_portable", "level_avx2", "level_avx512"]
@@ -36,7 +37,7 @@ LEVEL_FLAGS = {
         "-Wno-uninitialized",
     ],
 }
-NOTE = "kernels/_native_failed.txt"
+NOTE = "_native_failed.txt"
 
 
 class OptionalBuild(build_ext):
@@ -44,7 +45,9 @@ class OptionalBuild(build_ext):
 
     def build_extension(self, ext: Pybind11Extension) -> None:
         """Build one extension, or write down why not."""
-        note = Path(NOTE)
+        notes = [Path(self.get_ext_fullpath(ext.name)).with_name(NOTE)]
+        if self.editable_mode:
+            notes.append(Path("kernels", NOTE))
         compile_one = self.compiler._compile
 
         def compile_with_flags(obj, src, ext_name, cc_args, extra, pp_opts):  # type: ignore[no-untyped-def]
@@ -55,13 +58,19 @@ class OptionalBuild(build_ext):
         try:
             super().build_extension(ext)
         except Exception as error:  # noqa: BLE001  (compilers fail in many ways; none may fail the installation)
-            note.write_text(f"{type(error).__name__}: {error}\n")
+            reason = textwrap.shorten(f"{type(error).__name__}: {error}", 160)
+            for note in notes:
+                note.parent.mkdir(parents=True, exist_ok=True)
+                note.write_text(f"its build failed with {reason}\n")
             self.warn(f"kvstore.kernels._native was not built: {error}; the torch path will be used")
             return
         finally:
             self.compiler._compile = compile_one
-        note.unlink(missing_ok=True)
+        for note in notes:
+            note.unlink(missing_ok=True)
 
+
+ParallelCompile(default=2).install()
 
 setup(
     ext_modules=[
