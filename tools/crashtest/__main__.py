@@ -1,0 +1,5 @@
+"""``python -m kvstore.tools.crashtest``."""
+
+from kvstore.tools.crashtest.main import main
+
+main()
