@@ -11,6 +11,7 @@ from kvstore.core.types import KEY_BYTES, NamespaceId, Tier
 from kvstore.rpc import convert
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.handlers_lease import name_of
+from kvstore.rpc.stream_blocks import layout_of
 from kvstore.store.report import BlockReport, NamespaceReport, TierReport
 from kvstore.v1 import admin_pb2
 
@@ -141,6 +142,8 @@ def unpin(ctx: CallContext, request: admin_pb2.UnpinRequest) -> admin_pb2.UnpinR
     name = name_of("name", request.name, empty=False)
     keys = convert.keys_of(request.keys, empty=True)
     namespace = _namespace(request.namespace_id, needed=bool(keys))
+    if namespace is not None:
+        layout_of(ctx.store, namespace)
     return admin_pb2.UnpinResponse(released=ctx.store.unpin(name, namespace, keys))
 
 

@@ -111,7 +111,7 @@ def commit_message(result: CommitResult) -> cache_pb2.CommitResponse:
     reply = cache_pb2.CommitResponse()
     reply.outcomes.extend(result.outcomes)  # type: ignore[arg-type]
     reply.reasons.extend(result.reasons)  # type: ignore[arg-type]
-    reply.existed.extend(result.existed)
+    reply.existed.extend(map(int, result.existed))
     convert.fill_places(reply.places, result.places)
     convert.fill_busy(reply, result.busy)
     return reply

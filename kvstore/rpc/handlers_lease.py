@@ -32,7 +32,7 @@ def hold_lease(ctx: CallContext, request: leases_pb2.HoldLeaseRequest) -> leases
         convert.namespace_of(request.namespace_id),
         convert.keys_of(request.keys, empty=True),
     )
-    return leases_pb2.HoldLeaseResponse(held=held)
+    return leases_pb2.HoldLeaseResponse(held=map(int, held))
 
 
 def release_lease(ctx: CallContext, request: leases_pb2.ReleaseLeaseRequest) -> leases_pb2.ReleaseLeaseResponse:

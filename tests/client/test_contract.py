@@ -138,7 +138,7 @@ class TestNamespaces:
     )
     def test_another_spec_hits_nothing_and_names_the_field(self, cache, spec, field, value):
         namespace, _, keys = store_chain(cache, spec, 2)
-        model = small_spec(**{"salt": spec.salt, "model": f"m{next(_salts)}"})
+        model = small_spec(salt=spec.salt, model=f"m{next(_salts)}")
         cache.open_namespace(model)
         other = cache.open_namespace(small_spec(**{"salt": spec.salt, "model": model.model, field: value}))
         found = cache.match(other.namespace_id, keys)

@@ -33,9 +33,7 @@ def watcher(daemon):
 
 
 def admin(client, name, request, kind):
-    return kind.FromString(
-        client.connection()[0].call(f"kvstore.v1.Admin/{name}", request.SerializeToString(), 10.0)
-    )
+    return kind.FromString(client.connection()[0].call(f"kvstore.v1.Admin/{name}", request.SerializeToString(), 10.0))
 
 
 def status(client):
