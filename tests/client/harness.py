@@ -160,7 +160,7 @@ def daemon_thread(config: Config, clock: object = None) -> Iterator[Daemon]:
 
 
 def until(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    """Ask again and again until it is so; AssertionError if it never is. Each question is a call, so this is no spin."""
+    """Ask again and again until it is so; AssertionError if it never is."""
     pause = threading.Event()
     tries = int(seconds / 0.02)
     for _ in range(tries):
