@@ -61,7 +61,7 @@ class Variant:
     signature: dict[str, str]
     constants: dict[str, Any]
     warps: int
-    stages: int = 2
+    stages: int = 3
     options: dict[str, Any] = field(default_factory=dict)
     narrow_max: int | None = None
 

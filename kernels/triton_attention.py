@@ -8,25 +8,14 @@ Not yet run on hardware: checked in the interpreter, compiled for the targets of
 """
 
 import torch
-import triton
 
 from kvstore.kernels.paged import AttentionOptions, PagedBatch, Partial
 from kvstore.kernels.triton_form import LaunchShape, choose_form, choose_splits
+from kvstore.kernels.triton_launch import backend, interpreted, multiprocessors, on_device_of, require_device
 from kvstore.kernels.triton_merge import merge, merge_stacked
 from kvstore.kernels.triton_paged import paged_attention_kernel
 
-__all__ = ["interpreted", "merge", "paged_attention", "require_device"]
-
-
-def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels: decided when triton was imported (``TRITON_INTERPRET=1``)."""
-    return not isinstance(paged_attention_kernel, triton.JITFunction)
-
-
-def require_device(name: str, tensor: torch.Tensor) -> None:
-    """Raise ValueError unless ``tensor`` is where Triton kernels can reach it."""
-    if not tensor.is_cuda and not interpreted():
-        raise ValueError(f"{name} is on {tensor.device}; Triton kernels need it on a GPU (or Triton's interpreter)")
+__all__ = ["merge", "paged_attention"]
 
 
 def paged_attention(
@@ -50,7 +39,7 @@ def paged_attention(
         rows_a_sequence=queries * group / max(1, sequences),
         window=options.window is not None,
         soft_cap=options.soft_cap is not None,
-        backend="hip" if torch.version.hip else "cuda",
+        backend=backend(),
         interpreted=interpreted(),
     )
     tiles = queries * group // shape.form.block_m + sequences
@@ -59,15 +48,11 @@ def paged_attention(
     out = torch.empty((splits, queries, heads, dim), dtype=torch.float32, device=query.device)
     lse = torch.empty((splits, queries, heads), dtype=torch.float32, device=query.device)
     if queries:
-        _launch(shape, (tiles, geometry.kv_heads, splits), query, batch, options, layer, Partial(out, lse))
+        with on_device_of(query):
+            _launch(shape, (tiles, geometry.kv_heads, splits), query, batch, options, layer, Partial(out, lse))
     if splits == 1:
         return Partial(out[0], lse[0])
     return merge_stacked(out, lse)
-
-
-def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of ``device``; 1 under the interpreter."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _launch(

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kvstore.kernels.paged import Partial
+from kvstore.kernels.triton_launch import on_device_of, require_device
 
 __all__ = ["merge", "merge_kernel", "merge_stacked"]
 
@@ -79,10 +80,13 @@ def merge_stacked(part_out: torch.Tensor, part_lse: torch.Tensor, sinks: torch.T
 
     Both are contiguous. ``sinks`` fp32 [q_heads] as in ``attention.merge``. Returns fresh tensors.
     """
+    require_device("part_out", part_out)
     parts, queries, heads, dim = part_out.shape
     out = torch.empty(part_out.shape[1:], dtype=torch.float32, device=part_out.device)
     lse = torch.empty(part_lse.shape[1:], dtype=torch.float32, device=part_out.device)
-    if queries:
+    if not queries:
+        return Partial(out, lse)
+    with on_device_of(part_out):
         merge_kernel[(queries * heads,)](
             part_out,
             part_lse,

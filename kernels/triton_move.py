@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvstore.kernels.triton_launch import on_device_of, require_device
+
 __all__ = ["copy_blocks", "gather_blocks", "scatter_blocks"]
 
 WORDS_A_PROGRAM = 2048
@@ -40,12 +42,14 @@ def copy_blocks(sources: torch.Tensor, targets: torch.Tensor, size: int) -> None
     for name, tensor in (("sources", sources), ("targets", targets)):
         if tensor.dtype != torch.int64 or tensor.dim() != 1 or tensor.shape != sources.shape:
             raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}; it must be torch.int64 [blocks]")
+        require_device(name, tensor)
     if size < 0 or size % 16:
         raise ValueError(f"size is {size}; it must be a multiple of 16 bytes")
     blocks = sources.shape[0]
     if blocks and size:
         grid = (triton.cdiv(size // 8, WORDS_A_PROGRAM), blocks)
-        copy_kernel[grid](sources.contiguous(), targets.contiguous(), size // 8, WORDS=WORDS_A_PROGRAM, num_warps=4)
+        with on_device_of(sources):
+            copy_kernel[grid](sources.contiguous(), targets.contiguous(), size // 8, WORDS=WORDS_A_PROGRAM, num_warps=4)
 
 
 def gather_blocks(sources: torch.Tensor, into: torch.Tensor) -> None:

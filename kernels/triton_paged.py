@@ -48,8 +48,11 @@ def find_sequence(query_offsets, sequences, tile, FORM: tl.constexpr):
 
 @triton.jit
 def find_entries(addresses, starts, blocks, first_seen, last_seen, FORM: tl.constexpr):
-    """Return the half-open range of table entries that holds every block with a token in first_seen..last_seen."""
-    low = tl.full((TABLE_SCAN,), 2147483647, tl.int32)
+    """Return the half-open range of table entries that holds every block with a token in first_seen..last_seen.
+
+    Without such a block the range is blocks..0, so its length is negative.
+    """
+    low = tl.full((TABLE_SCAN,), 0, tl.int32) + blocks
     high = tl.full((TABLE_SCAN,), 0, tl.int32)
     for base in range(0, blocks, TABLE_SCAN):
         index = base + tl.arange(0, TABLE_SCAN)
@@ -57,7 +60,7 @@ def find_entries(addresses, starts, blocks, first_seen, last_seen, FORM: tl.cons
         address = tl.load(addresses + index, mask=inside, other=0)
         start = tl.load(starts + index, mask=inside, other=0)
         wanted = (address != 0) & (start <= last_seen) & (start + FORM.block_tokens > first_seen)
-        low = tl.minimum(low, tl.where(wanted, index, 2147483647))
+        low = tl.minimum(low, tl.where(wanted, index, blocks))
         high = tl.maximum(high, tl.where(wanted, index + 1, 0))
     return tl.min(low, 0), tl.max(high, 0)
 
@@ -319,7 +322,9 @@ def paged_attention_kernel(
     total = tl.full((FORM.block_m, FORM.block_d), 0.0, tl.float32)
     row_addresses = addresses + sequence.to(tl.int64) * blocks
     row_starts = starts + sequence.to(tl.int64) * blocks
-    low, high = find_entries(row_addresses, row_starts, blocks, first_seen, last_seen, FORM)
+    # A tile after its sequence's last one has no rows, and looks at no entry.
+    entries = tl.where(tile * FORM.block_m < queries * FORM.group, blocks, 0)
+    low, high = find_entries(row_addresses, row_starts, entries, first_seen, last_seen, FORM)
     low, high = my_share(low, high, split, tl.num_programs(2))
     row_addresses += low
     row_starts += low

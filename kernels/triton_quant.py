@@ -16,6 +16,7 @@ import triton.language as tl
 
 from kvstore.kernels.layout import SliceGeometry
 from kvstore.kernels.triton_form import RAW_TYPES, check_geometry
+from kvstore.kernels.triton_launch import on_device_of, require_device
 from kvstore.kernels.triton_paged import pointer_at
 
 __all__ = ["dequantise", "quantise"]
@@ -236,8 +237,9 @@ def quantise(raw: torch.Tensor, coded: torch.Tensor, geometry: SliceGeometry, la
     refused = torch.zeros(raw.shape[0], dtype=torch.int32, device=raw.device)
     if raw.shape[0]:
         keys, values = _grids(raw, geometry, layers)
-        quantise_keys_kernel[keys](raw, coded, refused, layers, FORM=form, num_warps=4, enable_fp_fusion=False)
-        quantise_values_kernel[values](raw, coded, refused, layers, FORM=form, num_warps=4, enable_fp_fusion=False)
+        with on_device_of(raw):
+            quantise_keys_kernel[keys](raw, coded, refused, layers, FORM=form, num_warps=4, enable_fp_fusion=False)
+            quantise_values_kernel[values](raw, coded, refused, layers, FORM=form, num_warps=4, enable_fp_fusion=False)
     return refused
 
 
@@ -246,8 +248,9 @@ def dequantise(coded: torch.Tensor, raw: torch.Tensor, geometry: SliceGeometry, 
     form = _checked_form(raw, coded, geometry, layers)
     if raw.shape[0]:
         keys, values = _grids(raw, geometry, layers)
-        dequantise_keys_kernel[keys](raw, coded, layers, FORM=form, num_warps=4)
-        dequantise_values_kernel[values](raw, coded, layers, FORM=form, num_warps=4)
+        with on_device_of(raw):
+            dequantise_keys_kernel[keys](raw, coded, layers, FORM=form, num_warps=4)
+            dequantise_values_kernel[values](raw, coded, layers, FORM=form, num_warps=4)
 
 
 def _checked_form(raw: torch.Tensor, coded: torch.Tensor, geometry: SliceGeometry, layers: int) -> CodecForm:
@@ -256,6 +259,9 @@ def _checked_form(raw: torch.Tensor, coded: torch.Tensor, geometry: SliceGeometr
     for name, tensor in (("raw", raw), ("coded", coded)):
         if tensor.dtype != torch.int64 or tensor.shape != raw.shape or tensor.dim() != 1:
             raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}; it must be torch.int64 [blocks]")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} has strides {tensor.stride()}; it must be contiguous")
+        require_device(name, tensor)
     return codec_form(geometry)
 
 
