@@ -42,12 +42,13 @@ check: $(STAMP) ## Lint, format, types, and that the generated code is current
 	$(BIN)/python -m kvstore.tools.protogen --check
 
 check-native: $(STAMP) ## Run the C++ tests under the address, undefined-behaviour and thread sanitizers
-	$(BIN)/python -m kvstore.tools.check_native
+	bash kernels/native/check.sh
 
 bench: $(STAMP) ## Run the benchmarks; each prints the limit of this machine beside the figure
 	$(BIN)/kvbench store
 	$(BIN)/kvbench disk
 	$(BIN)/kvbench attention
+	$(BIN)/kvbench codec
 
 proto: $(STAMP) ## Make kvstore/v1 anew from protos/
 	$(BIN)/python -m kvstore.tools.protogen

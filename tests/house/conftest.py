@@ -64,11 +64,6 @@ def project_files(*suffixes: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def root() -> Path:
-    return ROOT
-
-
-@pytest.fixture(scope="session")
 def files() -> Callable[..., list[str]]:
     return project_files
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,24 @@ def fill_inside(cache: EmbeddedCache, spec: NamespaceSpec, chain: Chain) -> Name
         if any(outcome is not Outcome.HIT for outcome in done.outcomes):
             raise Unavailable("the store of this bench is too small for its blocks")
     return namespace
+
+
+def putter(cache: EmbeddedCache, spec: NamespaceSpec, blocks: int) -> Callable[[], None]:
+    """Each call commits a chain of ``blocks``: copies, checksums and evictions beside whoever matches.
+
+    The chains are made before: hashing keys is the clients' work, done in their processes and not in the store's.
+    A chain comes around again long after it was evicted, if the store is smaller than 256 MiB.
+    """
+    namespace = cache.open_namespace(spec).namespace_id
+    chains = itertools.cycle([Chain.fresh(spec, blocks, start=n) for n in range((256 << 20) // (blocks << 20))])
+
+    def put() -> None:
+        chain = next(chains)
+        reserved = cache.reserve(namespace, Tier.HOST, keys=chain.keys)
+        pairs = zip(reserved.reservation_ids, chain.keys, chain.parents, reserved.outcomes, strict=True)
+        cache.commit(namespace, [CommitEntry(i, k, p) for i, k, p, outcome in pairs if outcome is Outcome.PENDING])
+
+    return put
 
 
 def matcher(cache: EmbeddedCache, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Callable[[], None]:

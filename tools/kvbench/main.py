@@ -21,6 +21,7 @@ HOST_BYTES: Final = 640 << 20
 OutputOption = Annotated[Format, typer.Option("--output", "-o", help="table, or json: a list of rows.")]
 SocketOption = Annotated[str, typer.Option("--socket", "-s", help="Use this daemon; else one is started.")]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast it is.")]
+ThreadsOption = Annotated[str, typer.Option("--threads", help="Thread counts, apart by commas.")]
 
 app = typer.Typer(
     help="Measure, and print the limit of this machine beside each figure, measured in the same run.",
@@ -64,6 +65,37 @@ def disk(
 
     effort = Effort(rounds=2, total_bytes=32 << 20, depth=depth, calls=60) if quick else Effort(depth=depth)
     _run(output, lambda _: run_disk(Path(directory), effort))
+
+
+@app.command()
+def attention(
+    threads: ThreadsOption = "1,2",
+    long: Annotated[bool, typer.Option("--long", help="Also a context of 1,048,576 tokens; needs 5 GiB.")] = False,
+    quick: QuickOption = False,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Decode attention over paged blocks, beside the time that reading the same bytes takes."""
+    from kvstore.tools.kvbench.kernels import run_attention  # noqa: PLC0415 - brings torch
+
+    _run(output, lambda _: run_attention(_numbers(threads), long=long, repeats=1 if quick else 7))
+
+
+@app.command()
+def codec(threads: ThreadsOption = "1,2", quick: QuickOption = False, output: OutputOption = Format.TABLE) -> None:
+    """Quantise, dequantise and the checksummed copy, beside what memory allows."""
+    from kvstore.tools.kvbench.kernels import run_codec  # noqa: PLC0415 - brings torch
+
+    _run(output, lambda _: run_codec(_numbers(threads), repeats=1 if quick else 9))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise typer.BadParameter(f"{text!r} is no list of thread counts such as 1,2", param_hint="--threads")
+    return found
 
 
 def _run(output: Format, work: Callable[[Printer], list[Row]]) -> None:

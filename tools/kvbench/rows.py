@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ RATES: Final = frozenset({"MB/s", "GB/s", "calls/s", "tokens/s"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure. ``limit`` was measured in the same run; ``peers`` were published, not measured here.
+    """One figure. ``limit`` was measured in the same run, and so were ``peers`` if ``peers_measured``, else published.
 
     ``target`` is what docs/performance.md aims at, for people: it stands in ``conditions`` of the JSON form.
     """
@@ -32,6 +33,7 @@ class Row:
     limit_name: str = ""
     target: str = ""
     peers: Mapping[str, float] = field(default_factory=dict)
+    peers_measured: bool = False
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -45,7 +47,11 @@ class Row:
         """The row as programs read it."""
         row = asdict(self)
         name, target = row.pop("limit_name"), row.pop("target")
-        conditions = {**({"limit": name} if name else {}), **({"target": target} if target else {}), **self.conditions}
+        measured = row.pop("peers_measured")
+        conditions = dict(self.conditions)
+        conditions |= {"limit": name} if name else {}
+        conditions |= {"target": target} if target else {}
+        conditions |= {"peers": "same run" if measured else "published"} if self.peers else {}
         return {
             "bench": row["bench"],
             "case": row["case"],
@@ -79,13 +85,18 @@ def print_rows(printer: Printer, rows: Sequence[Row]) -> None:
         fraction = "-" if row.fraction is None else f"{row.fraction:.2f}"
         shown.append((row.case, f"{number(row.value)} {row.unit}", limit, fraction, row.target or "-"))
     printer.table(columns("~Case|>Figure|~Limit, same run|>Of it|~Target"), shown)
-    peers = [(row.case, row) for row in rows if row.peers]
-    if peers:
-        printer.line()
-        printer.line(Text("Published for this kind of machine, not measured here:", style="dim"))
-        for case, row in peers:
-            others = ", ".join(f"{name} {number(value)}" for name, value in row.peers.items())
-            printer.line(Text(f"  {case} ({row.unit}): {others}", style="dim"))
+    for measured, title in (
+        (True, "Others, same run:"),
+        (False, "Published for this kind of machine, not measured here:"),
+    ):
+        chosen = [row for row in rows if row.peers and row.peers_measured is measured]
+        if chosen:
+            printer.line()
+            printer.line(Text(title, style="dim"))
+        for row in chosen:
+            printer.line(Text(f"  {row.case}, {row.unit}", style="dim"))
+            for name, value in row.peers.items():
+                printer.line(Text(f"    {number(value):>8}  {name}", style="dim"))
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -114,7 +125,8 @@ def median(values: Sequence[float]) -> float:
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which ``share`` of all lie (nearest rank)."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]
+    # A hundredth of a place less, so that 0.99 of 100 values is the 99th although 0.99 has no exact form.
+    return ordered[max(0, math.ceil(share * len(ordered) - 0.01) - 1)]
 
 
 def rate(nbytes: int, seconds: float) -> float:

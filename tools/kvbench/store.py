@@ -12,6 +12,7 @@ from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import NamespacePolicy
 from kvstore.core.types import BlockKey, LeaseId, NamespaceId, Outcome, Target, WritePolicy
 from kvstore.tools.kvbench import peers
+from kvstore.tools.kvbench.inside import busy, fill_inside, lookups, matcher, putter, store_inside
 from kvstore.tools.kvbench.limits import MemoryCopies, echo, noise
 from kvstore.tools.kvbench.load import neighbour
 from kvstore.tools.kvbench.rows import Row, median, percentile, rate, take_turns
@@ -42,6 +43,7 @@ def run_store(socket: str, effort: Effort) -> list[Row]:
             *_copies(client, effort),
             *_calls(client, effort),
             *_matches(client, socket, effort),
+            *_matches_inside(effort),
         ]
 
 
@@ -218,6 +220,33 @@ def _matches(client: Client, socket: str, effort: Effort) -> list[Row]:
                 )
             )
     return rows
+
+
+def _matches_inside(effort: Effort) -> list[Row]:
+    """Matches in a store of this process, without a transport, while another thread commits blocks to it."""
+    spec = opaque_spec("inside", block_bytes=4096)
+    chain = Chain.fresh(spec, MATCH_KEYS)
+    with store_inside(128 << 20) as cache:
+        namespace = fill_inside(cache, spec, chain)
+        # Held, so that what the other thread commits evicts its own blocks and not these.
+        cache.hold(cache.grant_lease("kvbench", 600_000), namespace, chain.keys)
+        cases = {"match": matcher(cache, namespace, chain.keys), "look up": lookups(chain.keys)}
+        with busy(putter(cache, opaque_spec("inside-load"), 4), 1):
+            seconds = take_turns(cases, effort.calls, warm_up=50)
+    return [
+        Row(
+            bench="store",
+            case=f"match 512 keys, in the store, {name}, under load",
+            value=percentile(seconds["match"], share) * 1e3,
+            unit="ms",
+            limit=percentile(seconds["look up"], share) * 1e3,
+            limit_unit="ms",
+            limit_name="512 dictionary look-ups",
+            target="p99 < 0.3 ms" if name == "p99" else "",
+            conditions={"calls": effort.calls, "load": "a thread of the same process committing 4 x 1 MiB"},
+        )
+        for share, name in ((0.5, "p50"), (0.99, "p99"))
+    ]
 
 
 def _fetch(client: Client, namespace: NamespaceId, keys: Sequence[BlockKey], lease: LeaseId) -> None:

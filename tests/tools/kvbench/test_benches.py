@@ -1,0 +1,65 @@
+"""Each bench runs, small, and says what it promises to say; how fast is not a test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SCHEMA = {"bench", "case", "value", "unit", "limit", "limit_unit", "fraction", "peers", "conditions"}
+
+
+def kvbench(*words):
+    done = subprocess.run(
+        [sys.executable, "-c", "from kvstore.tools.kvbench.main import main; main()", *words, "--quick", "-o", "json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_store():
+    rows = kvbench("store")
+    assert all(set(row) == SCHEMA and row["value"] > 0 and row["limit"] > 0 and row["fraction"] > 0 for row in rows)
+    cases = " ".join(row["case"] for row in rows)
+    for words in (
+        "get 16 x 1 MiB, copied out",
+        "in place",
+        "put 16 x 1 MiB",
+        "64 descriptors",
+        "grpc, p99",
+        "in the store, p99",
+    ):
+        assert words in cases
+
+
+def test_disk(tmp_path):
+    rows = {row["case"]: row for row in kvbench("disk", "--directory", str(tmp_path))}
+    assert {row["bench"] for row in rows.values()} == {"disk"}
+    layer = rows["one layer of 4,096 tokens"]
+    assert abs(layer["value"] - layer["limit"]) <= 2
+    assert any("read runs" in case for case in rows)
+    assert any("write runs" in case for case in rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_thread_list_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-c", "from kvstore.tools.kvbench.main import main; main()", "codec", "--threads", "x"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--threads" in done.stderr
+
+
+@pytest.mark.slow
+def test_kernels():
+    rows = kvbench("codec", "--threads", "1")
+    assert all(set(row) == SCHEMA for row in rows)
