@@ -73,16 +73,19 @@ def store_slices(
 
 
 def store_from_device(
-    namespace: Namespace, names: tuple[BlockKey, BlockKey], device: DeviceArena, offset: int, stored: memoryview
+    namespace: Namespace,
+    names: tuple[BlockKey, BlockKey],
+    wanted: Codec,
+    source: tuple[DeviceArena, int],
+    stored: memoryview,
 ) -> Codec:
-    """Make the stored block of ``names`` from one on DEVICE, under the codec that ``stored`` has room for.
+    """Make the stored block of ``names`` from the one at an offset of DEVICE, under ``wanted`` if that can hold it.
 
     Returns the codec used; TierError if the block has to stay raw and ``stored`` has no room for that.
     """
     layout = namespace.layout
-    wanted = Codec.RAW if len(stored) >= layout.raw_stored_bytes else namespace.codec
     slices = stored[layout.header_bytes :]
-    codec = device.encode(offset, layout, namespace.spec, wanted, slices)
+    codec = source[0].encode(source[1], layout, namespace.spec, wanted, slices)
     size, stride, _ = layout.of_codec(codec)
     pack_header(_header(namespace, names, codec, slice_crcs(slices, layout.layers, size, stride)), stored)
     return codec

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvstore.core.errors import CorruptBlock, TierError
-from kvstore.core.types import Reason, Tier
+from kvstore.core.types import Codec, Reason, Tier
 from kvstore.store import copies
+from kvstore.store.index import NONE
 from kvstore.store.movement import Failures, Fill, Movement
 from kvstore.tiers.base import BlockRead, DeviceArena, DiskHandle, ReadStatus
 
@@ -83,19 +84,29 @@ class Promoter:
         host, device = self._state.arenas[Tier.HOST], self._device
         if device is None or not self._take(fill, failures):
             return
-        arguments = (fill.namespace, (fill.key, fill.parent), device, fill.source_place)
+        names = (fill.key, fill.parent)
+        coded = fill.codec
         try:
             stored = host.view(fill.copy.place, fill.copy.nbytes)
-            fill.codec = copies.store_from_device(*arguments, stored)
+            fill.codec = copies.store_from_device(fill.namespace, names, coded, (device, fill.source_place), stored)
         except TierError:
             # The block has values that its codec can not hold, so it stays raw, which needs a larger range.
             host.free(fill.copy.place, fill.copy.nbytes)
-            fill.copy.place = -1
+            fill.codec, fill.copy.place = Codec.RAW, NONE
             fill.copy.nbytes = fill.namespace.layout.raw_stored_bytes
             if not self._take(fill, failures):
                 return
-            fill.codec = copies.store_from_device(*arguments, host.view(fill.copy.place, fill.copy.nbytes))
-        fill.well = True
+            stored = host.view(fill.copy.place, fill.copy.nbytes)
+            copies.store_from_device(fill.namespace, names, Codec.RAW, (device, fill.source_place), stored)
+        fill.well = fill.codec is coded or self._may_recode(fill, failures)
+
+    def _may_recode(self, fill: Fill, failures: Failures) -> bool:
+        """A block has one codec below DEVICE: it changes only while no stored copy has the old one."""
+        with self._state.locked() as book:
+            stored = book.has(fill.slot, Tier.SSD)
+            if stored:
+                failures[fill.slot] = Reason.DROPPED
+        return not stored
 
     def _read(self, fills: list[Fill], failures: Failures) -> None:
         disk, host = self._state.disk, self._state.arenas[Tier.HOST]
