@@ -1,0 +1,120 @@
+"""What must hold of a store's tables at any moment: a list of what does not, for tests to compare with nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvstore.core.types import Area, Tier
+from kvstore.store.book import Book, copy_number
+from kvstore.store.index import NONE
+from kvstore.store.state import State
+from kvstore.store.store import Store
+from kvstore.tiers.arena import PAGE
+
+
+def violations(store: Store) -> list[str]:
+    """One sentence for each rule that is broken now. Takes the store's lock."""
+    state = store._state
+    with state.locked() as book:
+        return [*_counts(book), *_lists(book), *_totals(state, book), *_owners(state, book)]
+
+
+def _counts(book: Book) -> list[str]:
+    """Parents know how many children they have, and how many of these in each tier."""
+    index = book.index
+    children: Counter[int] = Counter()
+    kids = [Counter[int]() for _ in range(4)]
+    wrong = []
+    for key, slot in index.slots.items():
+        if index.keys[slot] != key:
+            wrong.append(f"slot {slot} does not know its key")
+        parent = index.parent[slot]
+        if parent >= 0:
+            children[parent] += 1
+            for tier in Tier:
+                kids[tier][parent] += book.has(slot, tier)
+        if not index.residency[slot] and not index.children[slot] and not book._remembered(slot):
+            wrong.append(f"ghost {slot} is kept by nothing")
+    for slot in index.slots.values():
+        if index.children[slot] != children[slot]:
+            wrong.append(f"slot {slot} has {children[slot]} children and counts {index.children[slot]}")
+        for tier in Tier:
+            if index.kids[tier][slot] != kids[tier][slot]:
+                wrong.append(
+                    f"slot {slot} has {kids[tier][slot]} children in {tier.name}, not {index.kids[tier][slot]}"
+                )
+    return wrong
+
+
+def _lists(book: Book) -> list[str]:
+    """Every READY copy is listed, set aside or pinned, and in one of these only; nothing else is."""
+    wrong = []
+    for tier in Tier:
+        lru = book.lists[tier]
+        listed, slot, colder = set(), lru.coldest, NONE
+        while slot != NONE:
+            if book.index.colder[tier][slot] != colder:
+                wrong.append(f"{tier.name}: links of {slot} do not meet")
+            listed.add(slot)
+            colder, slot = slot, lru.hotter_than(slot)
+        for slot in book.index.slots.values():
+            places = (slot in listed) + (slot in lru.aside) + (copy_number(slot, tier) in book.pins)
+            if book.has(slot, tier) and places != 1:
+                wrong.append(f"{tier.name}: copy of {slot} is in {places} places")
+            if not book.has(slot, tier) and (slot in listed or slot in lru.aside):
+                wrong.append(f"{tier.name}: {slot} is listed without a copy")
+        if (listed | lru.aside) - set(book.index.slots.values()):
+            wrong.append(f"{tier.name}: slots that are free are listed")
+    return wrong
+
+
+def _totals(state: State, book: Book) -> list[str]:
+    """Bytes and blocks add up, and every byte of an arena that is handed out has an owner."""
+    wrong = []
+    slots = list(book.index.slots.values())
+    for tier in Tier:
+        here = [slot for slot in slots if book.has(slot, tier)]
+        sizes = sum(book.nbytes(slot, tier) for slot in here)
+        if (book.blocks[tier], book.bytes[tier]) != (len(here), sizes):
+            wrong.append(
+                f"{tier.name} counts {book.blocks[tier]} blocks, {book.bytes[tier]} bytes; has {len(here)}, {sizes}"
+            )
+        if tier not in state.arenas:
+            continue
+        others = [copy.nbytes for copies in book.doomed.values() for copy in copies if copy.tier is tier]
+        others += [copy.nbytes for copy in book.fills.values() if copy.tier is tier and copy.place != NONE]
+        reserved = state.reserved_bytes if tier is Tier.DEVICE else 0
+        if state.arenas[tier].used_bytes != sizes + sum(others) + reserved:
+            wrong.append(
+                f"{tier.name} has {state.arenas[tier].used_bytes} bytes out; owned are {sizes + sum(others) + reserved}"
+            )
+    for namespace in state.namespaces.entries:
+        mine = [slot for slot in slots if book.namespace(slot) is namespace and book.index.residency[slot]]
+        if namespace.blocks != len(mine):
+            wrong.append(f"namespace {namespace.number} counts {namespace.blocks} blocks and has {len(mine)}")
+    return wrong
+
+
+def _owners(state: State, book: Book) -> list[str]:
+    """Pins, holds and buffers are those of leases, reservations, jobs and operators, and of nobody else."""
+    wrong = []
+    owners = state.owners
+    pins = Counter(number for lease in owners.leases.values() for number in lease.pins)
+    if book.pins != pins:
+        wrong.append(f"pins are {dict(book.pins)}; leases have {dict(pins)}")
+    if sum(r.copy.nbytes for r in owners.reservations.values() if r.area is Area.DEVICE) != state.reserved_bytes:
+        wrong.append(f"{state.reserved_bytes} bytes are reserved, not those of the reservations")
+    for session in owners.sessions.values():
+        held = [owners.reservations[r] for r in session.reservations]
+        ranges = [r.copy.nbytes for r in held if r.area is Area.BUFFER]
+        for lease_id in session.leases:
+            ranges += [n for some in owners.leases[lease_id].buffers.values() for _, n in some]
+        used = session.buffer.used_bytes if session.buffer is not None else 0
+        if session.buffer_io == 0 and used != sum(-(-n // PAGE) * PAGE for n in ranges):
+            wrong.append(f"buffer of {session.name} has {used} bytes out for ranges {ranges}")
+    if not owners.jobs:
+        holds = Counter(slot for lease in owners.leases.values() for slot in lease.holds)
+        holds.update(s for by in owners.operator_pins.values() for slots in by.values() for s in slots)
+        if book.holds != holds:
+            wrong.append(f"holds are {dict(book.holds)}; leases and operators have {dict(holds)}")
+    return wrong
