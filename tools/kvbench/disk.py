@@ -19,7 +19,7 @@ from kvstore.tiers.header import BlockHeader, pack_header, slice_crcs
 from kvstore.tiers.ssd import LinuxDisk, SsdConfig, SsdTier
 from kvstore.tools.kvbench import peers
 from kvstore.tools.kvbench.inside import busy, fill_inside, lookups, matcher, store_inside
-from kvstore.tools.kvbench.limits import DirectFile, noise, scratch_directory
+from kvstore.tools.kvbench.limits import DirectFile, noise, scratch_directory, shared_memory
 from kvstore.tools.kvbench.rows import Row, median, percentile, rate, take_turns
 from kvstore.tools.kvbench.workload import Chain, opaque_spec
 
@@ -74,8 +74,8 @@ def open_tier(folder: Path, capacity_bytes: int, port: LinuxDisk | None = None) 
 
 
 def touched(nbytes: int) -> memoryview:
-    """Memory of this process that is there already, so that no page fault is measured."""
-    return memoryview(bytearray(noise(nbytes)))
+    """Memory as arenas have it, page-aligned and there already, so that no page fault is measured."""
+    return memoryview(shared_memory(nbytes)).cast("B")
 
 
 class Runs:
@@ -104,7 +104,8 @@ class Runs:
         payload = noise(layout.stored_bytes, number % 16)
         blocks = []
         for key, parent in zip(chain.keys, chain.parents, strict=True):
-            stored = memoryview(bytearray(payload))
+            stored = touched(len(payload))
+            stored[:] = memoryview(payload).cast("B")
             crcs = slice_crcs(stored[layout.header_bytes :], layout.layers, layout.slice_bytes, layout.slice_stride)
             lengths = (layout.layers, layout.slice_bytes, layout.slice_stride, layout.header_bytes)
             owner = (self._spec.block_tokens, self._spec.namespace_id, key, parent)

@@ -132,6 +132,7 @@ class Core:
     spaces: list[Space] = field(default_factory=list)
     space_index: dict[NamespaceId, int] = field(default_factory=dict)
     segments: dict[int, Segment] = field(default_factory=dict)
+    spares: list[Segment] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     counters: Counter[str] = field(default_factory=Counter)
     next_extent: int = 1
@@ -203,9 +204,10 @@ class Core:
         return 2 * align_up(rows, PAGE_BYTES) + limits + 16 * PAGE_BYTES
 
     def room_bytes(self, blocks: int = 0, extents: int = 0) -> int:
-        """Bytes that segments may still grow by within the cap."""
+        """Bytes that segments may still grow by within the cap; spares are there to be used."""
         metadata = max(self.metadata_need(blocks, extents), self.ledger.metadata_bytes)
-        return self.config.capacity_bytes - metadata - self.ledger.segments_bytes
+        spare = sum(self.ledger.segment_bytes.get(segment.number, 0) for segment in self.spares)
+        return self.config.capacity_bytes - metadata - (self.ledger.segments_bytes - spare)
 
     def use(self, segment: Segment) -> None:
         """An I/O on a segment begins."""

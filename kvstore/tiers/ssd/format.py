@@ -231,6 +231,13 @@ def unpack_extent_head(data: memoryview) -> ExtentHead:
     )  # fmt: skip
 
 
+def extent_segment(page: bytes) -> int | None:
+    """The segment that a page names if an extent may begin there; its checks come later."""
+    if len(page) < EXTENT_FIXED_BYTES or page[:8] != _EXTENT_MAGIC:
+        return None
+    return int(_EXTENT.unpack_from(page)[7])
+
+
 def split_keys(packed: bytes) -> Sequence[BlockKey]:
     """The keys of a packed list."""
     return [BlockKey(packed[at : at + KEY_BYTES]) for at in range(0, len(packed), KEY_BYTES)]

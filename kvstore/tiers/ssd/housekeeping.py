@@ -51,6 +51,7 @@ class Housekeeper:
         self._core = core
         self._committer = committer
         self._reclaimer = reclaimer
+        self._spares = reclaimer.spares
         self._restore = restore
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -78,9 +79,11 @@ class Housekeeper:
         self._core.attempt(self._restore)
         self._core.attempt(self._committer.check_journal)
         self.drop_lost_segments()
+        if self._core.spares and self._core.attempt(self._core.port.free_bytes) < self._core.config.free_floor_bytes:
+            self._spares.collect(keep=0)
         threshold = self._core.config.fragmentation
         if self._reclaimer.has_dead() or self._reclaimer.fragmentation() > threshold:
-            self._reclaimer.compact(threshold)
+            self._reclaimer.tidy(threshold)
 
     def probe(self) -> bool:
         """Try a small write, sync and read, then a commit; success makes the tier ready again."""
@@ -105,7 +108,7 @@ class Housekeeper:
         """Forget blocks of segments whose file was removed from outside: they would not outlive a restart."""
         core = self._core
         with core.lock:
-            segments = [segment for segment in core.segments.values() if not segment.doomed]
+            segments = [*core.segments.values(), *core.spares]
             for segment in segments:
                 core.use(segment)
         try:
@@ -119,7 +122,9 @@ class Housekeeper:
     def _drop_lost(self, segment: Segment) -> None:
         core = self._core
         with core.lock:
-            if segment.number not in core.segments:
+            if segment in core.spares:
+                core.spares.remove(segment)
+            elif segment.number not in core.segments:
                 return
             segment.open = False
             if core.open_segment is segment:
@@ -131,7 +136,9 @@ class Housekeeper:
             if dead:
                 self._committer.submit(pack_drops(dead))
         log.error("%s was removed from outside: %d blocks are lost", segment.name, len(dead))
-        self._reclaimer.remove_segment(segment)
+        with core.lock:
+            core.segments.pop(segment.number, None)
+        self._spares.remove(segment)
 
     def _open_probe(self) -> int:
         remove_file(self._core, PROBE_NAME)

@@ -8,22 +8,25 @@ from collections.abc import Sequence
 from kvstore.core.errors import TierFull, TierUnavailable
 from kvstore.tiers.ssd.core import Core, Segment
 from kvstore.tiers.ssd.format import SEGMENT_HEAD_BYTES, pack_segment_head, segment_name
-from kvstore.tiers.ssd.runs import Run, WriteChunk
+from kvstore.tiers.ssd.runs import Run
+from kvstore.tiers.ssd.spares import Spares
+from kvstore.tiers.ssd.transfer import WriteChunk
 
 
 class Placer:
     """Hands out places. A placed run holds its segment until it is released."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, spares: Spares) -> None:
         self._core = core
+        self._spares = spares
 
-    def place(self, runs: Sequence[Run], *, spare_bytes: int | None = None) -> None:
+    def place(self, runs: Sequence[Run], *, reserve_bytes: int | None = None) -> None:
         """Give every run a number and a place in a segment; raises TierFull with nothing changed but the open segment.
 
-        ``spare_bytes`` are kept free within the cap, by default one segment, which rewriting may use.
+        ``reserve_bytes`` are kept free within the cap, by default one segment, which rewriting may use.
         """
         core = self._core
-        spare = core.config.segment_size if spare_bytes is None else spare_bytes
+        reserve = core.config.segment_size if reserve_bytes is None else reserve_bytes
         blocks = sum(len(run.keys) for run in runs)
         with core.lock:
             if core.room_bytes(blocks, len(runs)) < 0:
@@ -31,12 +34,12 @@ class Placer:
                 raise TierFull(f"no room for the index of {blocks} more blocks within {core.config.capacity_bytes}")
         for done, run in enumerate(runs):
             try:
-                self._place_one(run, spare)
+                self._place_one(run, reserve)
             except (TierFull, TierUnavailable):
                 self.release(runs[:done])
                 raise
 
-    def _place_one(self, run: Run, spare: int) -> None:
+    def _place_one(self, run: Run, reserve: int) -> None:
         core = self._core
         total = run.shape.total_bytes
         while True:
@@ -55,51 +58,100 @@ class Placer:
                 with core.lock:
                     again = core.open_segment is not segment
                 if not again:
-                    core.call("new segment", lambda: self._grow(total, spare))
+                    core.call("new segment", lambda: self._grow(total, reserve))
             finally:
                 core.growth.release()
 
-    def _grow(self, total: int, spare: int) -> None:
-        """Close the open segment and open one with room for ``total`` bytes. Runs on a pool thread."""
+    def _grow(self, total: int, reserve: int) -> None:
+        """Make the open segment longer, or close it and open one with room for ``total`` bytes. On a pool thread."""
         core = self._core
         size = max(core.config.segment_size, SEGMENT_HEAD_BYTES + total)
         with core.lock:
             old = core.open_segment
-            gained = max(0, old.file_bytes - old.used_bytes) if old is not None else 0
-            room = core.room_bytes() + gained - spare
-            if room < size:
-                core.counters["refused_full"] += 1
-                raise TierFull(f"a segment of {size} bytes; {max(room, 0)} are free within the cap")
-        floor = core.config.free_floor_bytes
-        free = core.port.free_bytes()
-        if free - size < floor:
-            core.counters["refused_floor"] += 1
-            raise TierFull(f"a segment of {size} bytes; {free} are free on the filesystem and {floor} are kept free")
+        if old is not None and old.used_bytes + total <= core.config.segment_size and old.open:
+            self._check_room(core.config.segment_size - old.file_bytes, reserve)
+            self._extend(old, core.config.segment_size)
+            return
+        self._check_room(size - (old.file_bytes - old.used_bytes if old is not None else 0), reserve)
         if old is not None:
             seal_segment(core, old)
-        self._open_new(size)
+        self._spares.collect()
+        with core.lock:
+            spare = self._spares.take()
+        if spare is None:
+            self._open_new(size)
+        else:
+            self._reuse(spare, size)
+
+    def _check_room(self, nbytes: int, reserve: int) -> None:
+        core = self._core
+        with core.lock:
+            room = core.room_bytes() - reserve
+            spare = sum(one.file_bytes for one in core.spares)
+            if room < nbytes:
+                core.counters["refused_full"] += 1
+                raise TierFull(f"a segment needs {nbytes} bytes; {max(room, 0)} are free within the cap")
+        floor = core.config.free_floor_bytes
+        free = core.port.free_bytes() + spare
+        if free - nbytes < floor:
+            core.counters["refused_floor"] += 1
+            raise TierFull(f"a segment needs {nbytes} bytes; {free} are free on the filesystem, {floor} are kept free")
+
+    def _extend(self, segment: Segment, size: int) -> None:
+        core = self._core
+        _allocate(core, segment.fd, size)
+        allocated = core.port.fstat(segment.fd).allocated
+        with core.lock:
+            segment.file_bytes = size
+            core.ledger.set_segment(segment.number, allocated)
 
     def _open_new(self, size: int) -> None:
         core = self._core
+        number = self._next_number()
+        fd = core.port.open(segment_name(number), create=True, direct=True)
+        self._begin(Segment(number, fd, 0, SEGMENT_HEAD_BYTES, open=True, name_synced=False), size)
+
+    def _reuse(self, spare: Segment, size: int) -> None:
+        core = self._core
+        number = self._next_number()
+        core.port.rename(spare.name, segment_name(number))
         with core.lock:
-            number, core.next_segment = core.next_segment, core.next_segment + 1
-        name = segment_name(number)
-        fd = core.port.open(name, create=True, direct=True)
+            core.ledger.remove_segment(spare.number)
+            core.ledger.set_segment(number, spare.file_bytes)
+            room = core.room_bytes() + sum(one.file_bytes for one in core.spares)
+        if size - spare.file_bytes > room:
+            # The spare is small, and the others take what it lacks.
+            self._spares.collect(keep=0)
+        self._begin(Segment(number, spare.fd, spare.file_bytes, SEGMENT_HEAD_BYTES, open=True, name_synced=False), size)
+
+    def _next_number(self) -> int:
+        with self._core.lock:
+            number, self._core.next_segment = self._core.next_segment, self._core.next_segment + 1
+        return number
+
+    def _begin(self, segment: Segment, size: int) -> None:
+        """Reserve the space, write the head, and take runs in; a failure removes the file."""
+        core = self._core
         try:
-            _allocate(core, fd, size)
-            head = WriteChunk(core.port, fd, 0, [memoryview(pack_segment_head(number))], SEGMENT_HEAD_BYTES)
+            if segment.file_bytes < size:
+                _allocate(core, segment.fd, size)
+            head = WriteChunk(
+                core.port, segment.fd, 0, [memoryview(pack_segment_head(segment.number))], SEGMENT_HEAD_BYTES
+            )
             (error,) = core.writes.run([head], core.config.io_deadline_s)
             if error is not None:
                 raise error
-            allocated = core.port.fstat(fd).allocated
+            allocated = core.port.fstat(segment.fd).allocated
         except BaseException:
-            core.port.close(fd)
-            core.port.unlink(name)
+            core.port.close(segment.fd)
+            core.port.unlink(segment.name)
+            with core.lock:
+                core.ledger.remove_segment(segment.number)
             raise
         with core.lock:
-            segment = Segment(number, fd, size, SEGMENT_HEAD_BYTES, open=True, name_synced=False)
-            core.segments[number] = segment
-            core.ledger.set_segment(number, allocated)
+            segment.file_bytes = max(size, segment.file_bytes)
+            core.segments[segment.number] = segment
+            core.ledger.set_segment(segment.number, allocated)
             core.open_segment = segment
 
     def release(self, runs: Sequence[Run]) -> None:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
+import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvstore.core.errors import TierUnavailable
+
+log: Final = logging.getLogger("kvstore.ssd")
+PAGE_BYTES: Final = 4096
+SECTOR_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,8 @@ class DiskPort(Protocol):
     """One directory on one filesystem."""
 
     directory: str
+    granule: int
+    """Direct I/O takes memory, offsets and lengths that are multiples of this, at most a page."""
 
     def lock(self, name: str) -> int:
         """Hold the file ``name`` alone until its descriptor closes; raises TierUnavailable with the holder's pid."""
@@ -85,6 +93,7 @@ class LinuxDisk:
     def __init__(self, directory: str) -> None:
         self.directory = os.path.abspath(directory)
         self.direct = True
+        self.granule = PAGE_BYTES
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name) if name else self.directory
@@ -107,7 +116,29 @@ class LinuxDisk:
             ) from error
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._probe()
         return fd
+
+    def _probe(self) -> None:
+        """Find out whether the filesystem takes direct I/O, and of what granule, with a file that has no name."""
+        page = mmap.mmap(-1, PAGE_BYTES)
+        try:
+            fd = os.open(self.directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                log.info("%s: direct I/O in pages (no nameless file to try: %s)", self.directory, error)
+                return
+            log.warning("%s: no direct I/O; files go through the page cache", self.directory)
+            self.direct, self.granule = False, 1
+            return
+        try:
+            view = memoryview(page)
+            os.pwrite(fd, view[SECTOR_BYTES : 2 * SECTOR_BYTES], SECTOR_BYTES)
+            self.granule = SECTOR_BYTES
+        except OSError as error:
+            log.info("%s: direct I/O in pages (%s)", self.directory, error)
+        finally:
+            os.close(fd)
 
     def mkdir(self, name: str) -> None:
         """Make a directory that only this user may enter."""

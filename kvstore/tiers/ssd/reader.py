@@ -17,10 +17,9 @@ from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, HeadTables, Segment
 from kvstore.tiers.ssd.files import PageChunk
 from kvstore.tiers.ssd.format import ExtentShape, unpack_extent_head
-from kvstore.tiers.ssd.iopool import Gate
-from kvstore.tiers.ssd.port import DiskPort, read_full
-from kvstore.tiers.ssd.runs import copy_bytes
+from kvstore.tiers.ssd.port import DiskPort
 from kvstore.tiers.ssd.table import Extent
+from kvstore.tiers.ssd.transfer import Piece, ReadChunk
 
 GAP_BYTES_MAX: Final = 65536
 """Bytes nobody asked for that are read rather than skipped: a read of 64 KiB costs about as much as another I/O."""
@@ -28,49 +27,6 @@ GAP_BYTES_MAX: Final = 65536
 
 CheckedReader = Callable[[Sequence[BlockRead]], list[ReadStatus]]
 """Reads, and sets aside what is corrupt."""
-
-
-@dataclass(slots=True)
-class Piece:
-    """A slice, or a part of a large one, that one read brings. Offsets are in the segment."""
-
-    offset: int
-    nbytes: int
-    into: memoryview
-    index: int
-    """Which BlockRead of the call it is for."""
-    crc: int | None
-    crc_bytes: int
-
-
-@dataclass(slots=True)
-class ReadChunk:
-    """One read of whole pages that covers some pieces."""
-
-    port: DiskPort
-    fd: int
-    begin: int
-    nbytes: int
-    pieces: list[Piece]
-    corrupt: list[int] = field(default_factory=list)
-
-    def run(self, buffer: memoryview, gate: Gate) -> None:
-        """Read, check, copy."""
-        got = read_full(self.port, self.fd, buffer[: self.nbytes], self.begin)
-        if not gate.enter_copy():
-            return
-        try:
-            for piece in self.pieces:
-                at = piece.offset - self.begin
-                data = buffer[at : at + piece.nbytes]
-                if at + piece.nbytes > got or (piece.crc is not None and crc32c(data[: piece.crc_bytes]) != piece.crc):
-                    self.corrupt.append(piece.index)
-                else:
-                    # The last slice of a read by layers may leave out its padding.
-                    size = min(len(piece.into), piece.nbytes)
-                    copy_bytes(piece.into[:size], data[:size])
-        finally:
-            gate.leave_copy()
 
 
 @dataclass(slots=True)

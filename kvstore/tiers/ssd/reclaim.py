@@ -49,6 +49,7 @@ class Reclaimer:
         self._committer = committer
         self._writer = writer
         self._placer = writer.placer
+        self.spares = writer.spares
         self._reader = reader
         self._lock = threading.Lock()
 
@@ -57,7 +58,7 @@ class Reclaimer:
         with self._lock:
             freed = 0
             while True:
-                freed += self._free_dead()
+                freed += self.spares.collect()
                 if self.fits(nbytes):
                     return freed
                 victim = self._victim(DEAD_SHARE_MIN)
@@ -65,17 +66,31 @@ class Reclaimer:
                     return freed
 
     def compact(self, fragmentation: float) -> CompactReport:
-        """See ``DiskTier.compact``."""
+        """See ``DiskTier.compact``; spares are given up too."""
+        report = self.tidy(fragmentation)
         with self._lock:
-            before = self._core.counters["rewritten_bytes"]
-            freed, segments = self._free_dead(), 0
+            spare = sum(segment.file_bytes for segment in self._core.spares)
+            freed = self.spares.collect(keep=0)
+        return CompactReport(report.segments, report.bytes_rewritten, report.bytes_freed + spare + freed)
+
+    def tidy(self, fragmentation: float) -> CompactReport:
+        """Rewrite segments with a larger dead share; dead ones become spares, of which a few are kept."""
+        with self._lock:
+            before, was = self._core.counters["rewritten_bytes"], self._allocated()
+            self.spares.collect()
+            segments = 0
             while True:
                 victim = self._victim(fragmentation, seal=False)
                 if victim is None or not self._rewrite(victim):
                     break
                 segments += 1
-                freed += self._free_dead()
-            return CompactReport(segments, self._core.counters["rewritten_bytes"] - before, freed)
+                self.spares.collect()
+            rewritten = self._core.counters["rewritten_bytes"] - before
+            return CompactReport(segments, rewritten, max(0, was - self._allocated()))
+
+    def _allocated(self) -> int:
+        with self._core.lock:
+            return self._core.ledger.segments_bytes
 
     def fits(self, nbytes: int) -> bool:
         """Whether a write of that many bytes would find room now."""
@@ -87,16 +102,14 @@ class Reclaimer:
             size = max(core.config.segment_size, nbytes)
             if core.room_bytes() - core.config.segment_size < size:
                 return False
+            if core.spares:
+                return True
         return core.call("statvfs", core.port.free_bytes) - size >= core.config.free_floor_bytes
 
     def has_dead(self) -> bool:
-        """Whether a segment waits to be unlinked."""
+        """Whether a segment waits to be freed."""
         with self._core.lock:
-            return bool(self._dead())
-
-    def _dead(self) -> list[Segment]:
-        segments = self._core.segments.values()
-        return [one for one in segments if not one.open and one.blocks == 0 and one.users == 0]
+            return bool(self.spares.dead())
 
     def fragmentation(self) -> float:
         """Dead share of all sealed segments."""
@@ -104,35 +117,6 @@ class Reclaimer:
             sealed = [segment for segment in self._core.segments.values() if not segment.open]
             size = sum(segment.file_bytes for segment in sealed)
             return 1 - sum(segment.live_bytes for segment in sealed) / size if size else 0.0
-
-    def _free_dead(self) -> int:
-        """Unlink segments in which nothing lives; returns the bytes that came back."""
-        core = self._core
-        with core.lock:
-            dead = self._dead()
-        if not dead:
-            return 0
-        self._committer.settle()
-        return sum(self.remove_segment(segment) for segment in dead)
-
-    def remove_segment(self, segment: Segment) -> int:
-        """Unlink a segment that holds nothing; returns the bytes that came back."""
-        core = self._core
-        with core.lock:
-            if core.segments.pop(segment.number, None) is None:
-                return 0
-            segment.doomed = True
-            close = segment.users == 0
-        try:
-            core.call("unlink", lambda: _unlink(core, segment.name))
-        finally:
-            with core.lock:
-                freed = core.ledger.segment_bytes.get(segment.number, 0)
-                core.ledger.remove_segment(segment.number)
-                core.counters["segments_freed"] += 1
-            if close:
-                core.port.close(segment.fd)
-        return freed
 
     def _victim(self, dead_share: float, *, seal: bool = True) -> Segment | None:
         """The segment with the least live share, if more than ``dead_share`` of it is dead."""
@@ -198,7 +182,7 @@ class Reclaimer:
         good = [pair for pair, outcome in zip(found, status, strict=True) if outcome is ReadStatus.OK]
         runs, moves = self._plan(good)
         if runs:
-            self._placer.place(runs, spare_bytes=0)
+            self._placer.place(runs, reserve_bytes=0)
             self._writer.write_runs(runs)
             self._commit(runs, moves)
         return True
@@ -245,8 +229,10 @@ class Reclaimer:
         records += pack_drops([(one.number, one.position) for some in moves for one in some])
         segments = tuple(dict.fromkeys(run.segment for run in runs if run.segment is not None))
         pending = self._committer.submit(records, segments, lambda good: self._applied(runs, rows, moves, good))
-        self._placer.release(runs)
-        self._committer.wait(pending)
+        try:
+            self._committer.wait(pending)
+        finally:
+            self._placer.release(runs)
 
     def _applied(self, runs: list[Run], rows: list[int], moves: list[list[Moving]], good: bool) -> None:
         """The frame is synced: blocks that still live now lie at the new place; others die there too."""
@@ -276,10 +262,3 @@ class Reclaimer:
             return False
         row = table.block_extent[moving.handle]
         return table.extent_number[row] == moving.number and table.block_position[moving.handle] == moving.position
-
-
-def _unlink(core: Core, name: str) -> None:
-    try:
-        core.port.unlink(name)
-    except FileNotFoundError:
-        log.warning("%s was removed from outside", name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
@@ -14,13 +13,10 @@ from kvstore.tiers.ssd.catalog import Space
 from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, HeadTables, Segment
 from kvstore.tiers.ssd.format import ExtentHead, ExtentShape, pack_extent_head
-from kvstore.tiers.ssd.iopool import Gate
 from kvstore.tiers.ssd.journal import ExtentRecord
-from kvstore.tiers.ssd.port import DiskPort, write_full
+from kvstore.tiers.ssd.port import DiskPort
 from kvstore.tiers.ssd.table import Extent
-
-COPY_WITH_NUMPY_BYTES: Final = 32768
-"""From this size a numpy copy, which lets other threads run, beats a slice assignment, which does not."""
+from kvstore.tiers.ssd.transfer import WriteChunk
 
 
 @dataclass(slots=True, eq=False)
@@ -58,40 +54,6 @@ class Run:
             self.number, segment, self.offset, self.age, self.codec, self.space.namespace_id, self.parent,
             b"".join(self.keys),
         )  # fmt: skip
-
-
-@dataclass(slots=True)
-class WriteChunk:
-    """One write of at most io_bytes, gathered from the caller's blocks."""
-
-    port: DiskPort
-    fd: int
-    offset: int
-    parts: list[memoryview]
-    nbytes: int
-
-    def run(self, buffer: memoryview, gate: Gate) -> None:
-        """Copy the parts together, zeros behind them, and write."""
-        if not gate.enter_copy():
-            return
-        try:
-            at = 0
-            for part in self.parts:
-                copy_bytes(buffer[at : at + len(part)], part)
-                at += len(part)
-        finally:
-            gate.leave_copy()
-        if at < self.nbytes:
-            buffer[at : self.nbytes] = bytes(self.nbytes - at)
-        write_full(self.port, self.fd, buffer[: self.nbytes], self.offset)
-
-
-def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copy equal lengths; large ones without holding other threads up."""
-    if len(source) >= COPY_WITH_NUMPY_BYTES:
-        np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
-    else:
-        target[:] = source
 
 
 def add_run(core: Core, run: Run) -> int:

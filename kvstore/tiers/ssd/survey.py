@@ -15,6 +15,7 @@ from kvstore.tiers.ssd.format import (
     SEGMENT_HEAD_BYTES,
     ExtentShape,
     check_segment_head,
+    extent_segment,
     segment_name,
 )
 from kvstore.tiers.ssd.quarantine import Quarantine
@@ -50,6 +51,7 @@ class Survey:
             self._open(number, rows, ends, shares, live)
         for number in sorted(present - wanted):
             self._remove_orphan(number)
+        self._reopen_last()
         core.next_segment = max([core.next_segment, *(number + 1 for number in present)])
 
     def _measure(self) -> tuple[Rows, Rows, Rows]:
@@ -94,11 +96,20 @@ class Survey:
         core.segments[number] = segment
         core.ledger.set_segment(number, core.port.fstat(fd).allocated)
 
+    def _reopen_last(self) -> None:
+        """Go on in the last segment, if it has room: many restarts do not leave many small segments."""
+        core = self._core
+        last = max(core.segments.values(), key=lambda one: one.number, default=None)
+        if last is not None and last.used_bytes <= core.config.segment_size // 2:
+            last.open = True
+            core.open_segment = last
+
     def _cut(self, name: str, fd: int, used: int, size: int) -> None:
         """Cut the end that no record names; the beginning of what was being written there is kept aside."""
         core = self._core
         head = read_pages(core, fd, used, PAGE_BYTES)
-        if any(head):
+        # What a reused file held before names another segment.
+        if extent_segment(head) == int(name.rpartition("-")[2]):
             self._findings.cut_bytes += size - used
             room = min(size - used, core.config.io_bytes, self._quarantine.room_bytes)
             kept = read_pages(core, fd, used, room) if room else b""
@@ -111,7 +122,7 @@ class Survey:
         log.warning("recovery: %s holds no block that a record names; removed", name)
         fd = core.port.open(name, direct=True)
         try:
-            if any(read_pages(core, fd, SEGMENT_HEAD_BYTES, PAGE_BYTES)):
+            if extent_segment(read_pages(core, fd, SEGMENT_HEAD_BYTES, PAGE_BYTES)) == number:
                 self._findings.cut_bytes += core.port.fstat(fd).size
         finally:
             core.port.close(fd)

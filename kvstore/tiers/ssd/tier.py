@@ -206,12 +206,14 @@ class SsdTier:
                 return
             core.closed = True
         self._housekeeper.stop()
+        self._remove_spares()
         self._committer.close()
         for pool in (core.reads, core.writes, core.calls):
             pool.close()
         with core.lock:
-            segments = list(core.segments.values())
+            segments = [*core.segments.values(), *core.spares]
             core.segments.clear()
+            core.spares.clear()
         for segment in segments:
             self._port.close(segment.fd)
         self._port.close(self._lock_fd)
@@ -235,6 +237,13 @@ class SsdTier:
             log.warning("the bytes of %s are not kept: %s", read.key.hex(), error.message)
         finally:
             core.leave(segment)
+
+    def _remove_spares(self) -> None:
+        """A clean stop gives their space back; after a kill recovery does."""
+        try:
+            self._writer.spares.collect(keep=0)
+        except TierUnavailable as error:
+            log.warning("spare segments are left to the next start: %s", error.message)
 
     def _restore(self) -> None:
         """Make what others removed from under the tier: the directory, its lock, the namespaces."""

@@ -37,7 +37,7 @@ def refresh_ledger(core: Core) -> None:
     """Compare the ledger with the files; those removed from outside no longer count."""
     with core.lock:
         names = core.ledger.names()
-        segments = list(core.segments.values())
+        segments = [*core.segments.values(), *core.spares]
     for name in names:
         try:
             allocated = core.port.stat(name).allocated

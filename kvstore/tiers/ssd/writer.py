@@ -20,6 +20,7 @@ from kvstore.tiers.ssd.format import (
 from kvstore.tiers.ssd.journal import pack_drops, pack_extent
 from kvstore.tiers.ssd.placement import Placer
 from kvstore.tiers.ssd.runs import Run, add_run, chunks_of
+from kvstore.tiers.ssd.spares import Spares
 
 
 class Writer:
@@ -27,7 +28,8 @@ class Writer:
 
     def __init__(self, core: Core, committer: Committer) -> None:
         self._core = core
-        self.placer = Placer(core)
+        self.spares = Spares(core, committer)
+        self.placer = Placer(core, self.spares)
         self._committer = committer
 
     def write(self, namespace_id: NamespaceId, blocks: Sequence[BlockWrite], *, durable: bool) -> list[DiskHandle]:
