@@ -29,6 +29,9 @@ from kvstore.store.api import CommitEntry, CommitResult, FetchResult
 from kvstore.store.store import Store
 from kvstore.v1 import cache_pb2
 
+WRITE_BYTES_MAX: Final = 256 << 20
+"""Most payload bytes of one Write stream, since all are held until it ends."""
+
 READ_WAIT_MS: Final = 10_000
 """How long a Read waits for blocks that come from SSD or DEVICE; past it they are sent as misses."""
 

@@ -23,7 +23,7 @@ from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher
 from kvstore.rpc.framing import CHUNK_BYTES_MAX
 from kvstore.rpc.handlers_cache import commit_message
-from kvstore.rpc.stream_blocks import Header, Reader, Writer, layout_of
+from kvstore.rpc.stream_blocks import WRITE_BYTES_MAX, Header, Reader, Writer, layout_of
 from kvstore.store.api import FetchResult
 from kvstore.store.report import BlockEvent
 from kvstore.v1 import cache_pb2, events_pb2
@@ -32,7 +32,6 @@ READ_BLOCKS: Final = 8
 """Blocks that one Read pins at a time."""
 
 LEASE_TTL_MS: Final = 60_000
-WRITE_BYTES_MAX: Final = 256 << 20
 WRITES_MAX: Final = 8
 EVENTS_STEP: Final = 256
 

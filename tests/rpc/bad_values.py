@@ -98,7 +98,7 @@ RULES: dict[str, list[Bad]] = {
         Bad("done", "UNKNOWN_RESERVATION", "reservation_ids"),
         Bad("foreign", "UNKNOWN_RESERVATION", "reservation_ids"),
     ],
-    "CommitRequest.keys": [*keys_like(), Bad(b"")],
+    "CommitRequest.keys": [*keys_like(), Bad(b"", field="parents")],
     "CommitRequest.parents": [
         Bad(b"", field="parents"),
         Bad(bytes(31), field="parents"),
