@@ -47,6 +47,7 @@ class BlockManager:
         self._pool = PrivatePool(self._layout, private_bytes)
         self._counters = counters
         self._registry: dict[BlockKey, Block] = {}
+        self._stuck = False
         self.jobs = Jobs(link)
 
     # Prefixes
@@ -58,7 +59,7 @@ class BlockManager:
         ``poll`` has finished it).
         """
         usable = (len(sequence.tokens) - 1) // self._tokens
-        table = sequence.table
+        table, self._stuck = sequence.table, False
         if len(table.keys) < usable:
             table.keys = chain_keys(self._link.namespace, sequence.tokens[: usable * self._tokens], self._tokens)
         while self._link.up and not sequence.prefix_settled and len(table.blocks) < usable:
@@ -104,8 +105,13 @@ class BlockManager:
         return self._room(sequence, tokens)
 
     def make_room(self, count: int) -> Room:
-        """Move at least ``count`` of the engine's blocks from DEVICE to HOST, the longest known first."""
-        on_device = (b for b in self._registry.values() if b.area is Area.DEVICE and not b.moving)
+        """Move at least ``count`` of the engine's blocks from DEVICE to HOST, children before their parents.
+
+        A block whose child is still in DEVICE cannot leave it, and a child always came into the registry later.
+        """
+        if self._stuck:
+            return Room(0, self.moving)
+        on_device = (b for b in reversed(self._registry.values()) if b.area is Area.DEVICE and not b.moving)
         wanted = max(count, MOVE_BLOCKS_MIN)
         blocks = [block for block, _ in zip(on_device, range(wanted), strict=False)]
         if not blocks:
@@ -146,6 +152,7 @@ class BlockManager:
         """The link was lost: drop everything that was pinned through it. Sequences in private memory keep theirs."""
         self._registry.clear()
         self.jobs.clear()
+        self._stuck = False
         for sequence in sequences:
             blocks = sequence.table.blocks
             if blocks and all(block.state is BlockState.PRIVATE for block in blocks):
@@ -172,6 +179,8 @@ class BlockManager:
                 keys[block.moved].append(block.key)
         if tails and self._link.up:
             self._link.call(lambda cache: cache.abort(tails))
+        if keys[False] or keys[True]:
+            self._stuck = False
         self._link.release(self._link.pins, keys[False])
         self._link.release(self._link.moved, keys[True])
 
@@ -238,7 +247,10 @@ class BlockManager:
         for block in job.blocks:
             block.moving = False
         outcomes = zip(job.blocks, result.places, result.outcomes, strict=True)
-        self._swap([(block, place) for block, place, outcome in outcomes if outcome is Outcome.HIT])
+        moved = [(block, place) for block, place, outcome in outcomes if outcome is Outcome.HIT]
+        # HOST has no room for any of them: trying again before something is given back would wait for ever.
+        self._stuck = not moved
+        self._swap(moved)
         unused = [block for block in job.blocks if not block.users]
         for block in unused:
             block.users = 1

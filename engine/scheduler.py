@@ -43,6 +43,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._admitted: list[Sequence] = []
         self._held_back = False
+        self._entries = 0
         self.starved: list[Sequence] = []
         """Requests that ended for want of memory since the engine last looked; it takes them out."""
 
@@ -86,7 +87,8 @@ class Scheduler:
         for requests in (self._waiting, self._admitted):
             if sequence in requests:
                 requests.remove(sequence)
-        self._held_back = False
+        # What one request gave up is enough for one other, seldom for all that wait.
+        self._entries = 1
         self._blocks.release(sequence)
 
     def find(self, request_id: RequestId) -> Sequence | None:
@@ -101,14 +103,19 @@ class Scheduler:
         self._held_back = False
 
     def _admit(self) -> None:
-        """Let waiting requests in by rank. After a preemption only those that outrank an admitted one come in."""
+        """Let waiting requests in by rank.
+
+        After a preemption only those that outrank an admitted one come in, and one more for each that ends.
+        """
         while self._waiting:
             first, lowest = self._waiting[0], max(self._admitted, key=_rank, default=None)
             outranks = lowest is not None and first.priority > lowest.priority
             if lowest is None:
                 self._held_back = False
             elif self._held_back and not outranks:
-                return
+                if not self._entries:
+                    return
+                self._entries -= 1
             if lowest is not None and len(self._admitted) >= self._config.running_max:
                 if not outranks:
                     return
@@ -162,7 +169,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._counters.preemptions += 1
-        self._held_back = True
+        self._held_back, self._entries = True, 0
         self._back_to_waiting(sequence)
         self._blocks.release(sequence)
 
