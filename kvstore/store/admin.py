@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from kvstore.core.errors import InvalidArgument, UnknownBlock
 from kvstore.core.keys import chain_keys
 from kvstore.core.types import BlockKey, LeaseId, NamespaceId, Reason, Tier
@@ -118,34 +120,40 @@ class Admin:
         after = _parse_token(page_token)
         with self._state.locked() as book:
             number = self._state.namespaces.get(namespace_id).number if namespace_id is not None else None
-            index = book.index
-            mask = 0xFF if tier is None else tier.bit
-            found = [
-                (index.last_use[slot], slot)
-                for slot in range(index.top)
-                if index.residency[slot] & mask and (number is None or index.namespace[slot] == number)
-                and (index.last_use[slot], slot) > after
-            ]  # fmt: skip
-            found.sort()
-            page = found[:limit]
-            blocks = tuple(self._block(book, slot) for _, slot in page)
-        more = len(found) > limit
-        return BlockPage(blocks, f"{page[-1][0]}.{page[-1][1]}" if more else "")
+            index, top = book.index, book.index.top
+            residency, numbers = np.array(index.residency)[:top], np.array(index.namespace)[:top]
+            last_use = np.array(index.last_use, dtype=np.int64)[:top]
+        # Sorted from copies of the columns: a long list must not hold the lock.
+        chosen = residency & (0xFF if tier is None else tier.bit) != 0
+        if number is not None:
+            chosen &= numbers == number
+        slots = np.flatnonzero(chosen)
+        uses = last_use[slots]
+        later = (uses > after[0]) | ((uses == after[0]) & (slots > after[1]))
+        slots, uses = slots[later], uses[later]
+        page = np.lexsort((slots, uses))[:limit]
+        with self._state.locked() as book:
+            blocks = tuple(self._block(book, slot) for slot in slots[page].tolist() if book.index.residency[slot])
+        more = len(slots) > limit
+        return BlockPage(blocks, f"{uses[page[-1]]}.{slots[page[-1]]}" if more else "")
 
     def show_block(self, key_prefix: bytes, namespace_id: NamespaceId | None) -> BlockReport:
         """See ``Store.show_block``."""
         if not PREFIX_BYTES_MIN <= len(key_prefix) <= 32:
             raise InvalidArgument("key_prefix", f"{len(key_prefix)} bytes", f"{PREFIX_BYTES_MIN} to 32 bytes")
+        if len(key_prefix) == 32:
+            candidates = [BlockKey(key_prefix)]
+        else:
+            with self._state.locked() as book:
+                keys = list(book.index.slots)
+            candidates = [key for key in keys if key.startswith(key_prefix)]
         with self._state.locked() as book:
             namespace = self._state.namespaces.get(namespace_id) if namespace_id is not None else None
-            if len(key_prefix) == 32:
-                whole = book.index.slots.get(BlockKey(key_prefix), NONE)
-                matching = [whole] if whole != NONE else []
-            else:
-                matching = [slot for key, slot in book.index.slots.items() if key.startswith(key_prefix)]
+            slots = [book.index.slots.get(key, NONE) for key in candidates]
             matching = [
-                slot for slot in matching
-                if book.index.residency[slot] and (namespace is None or book.namespace(slot) is namespace)
+                slot for slot in slots
+                if slot != NONE and book.index.residency[slot]
+                and (namespace is None or book.namespace(slot) is namespace)
             ]  # fmt: skip
             if len(matching) > 1:
                 raise InvalidArgument("key_prefix", key_prefix.hex(), f"more bytes: {len(matching)} keys begin so")

@@ -47,6 +47,7 @@ class StoreConfig:
     tombstones_max: int = 65_536
     """Dropped keys whose cause and time are remembered for ``why``."""
     events_max: int = 65_536
+    """Blocks that the events kept for subscribers speak of."""
     buffer_bytes_max: int = 4 << 30
     close_flush_ms: int = 30_000
     """Longest that a clean end takes to write to SSD what is in memory only; 0 leaves it unwritten."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ from kvstore.core.types import Reason, Tier
 from kvstore.store.movement import Failures, Movement
 from kvstore.store.persist import Persister
 from kvstore.store.report import FlushReport
+
+log = logging.getLogger(__name__)
 
 
 class Durably:
@@ -38,28 +41,40 @@ class Durably:
         """Write every block that is not on SSD, parents first, within ``seconds``; then sync."""
         deadline = self._state.clock.now() + seconds
         before = self._written()
-        with self._state.locked() as book:
-            index = book.index
-            residency = np.frombuffer(index.residency, np.uint8)[: index.top]
-            missing = np.flatnonzero((residency != 0) & (residency & Tier.SSD.bit == 0)).tolist()
-            del residency
-            missing.sort(key=lambda slot: index.depth[slot])
-            ordered = in_chains(missing, index.parent)
-            for slot in ordered:
-                book.ref(slot)
+        ordered = self._missing()
         step = self._state.config.extent_blocks_max
-        try:
-            for begin in range(0, len(ordered), step):
-                if self._state.clock.now() > deadline:
-                    break
-                self._persister.to_ssd(ordered[begin : begin + step])
-        finally:
-            with self._state.locked() as book:
-                for slot in ordered:
-                    book.unref(slot)
+        for begin in range(0, len(ordered), step):
+            if self._state.clock.now() > deadline:
+                break
+            self._write_some(ordered[begin : begin + step])
         self._sync()
         after = self._written()
         return FlushReport(after[0] - before[0], after[1] - before[1])
+
+    def _missing(self) -> list[int]:
+        """Slots of blocks that are not on SSD, chain by chain; sorted from copies of the columns, without the lock."""
+        with self._state.locked() as book:
+            index = book.index
+            residency = np.frombuffer(index.residency, np.uint8)[: index.top]
+            missing = np.flatnonzero((residency != 0) & (residency & Tier.SSD.bit == 0))
+            del residency
+            depths = np.array(index.depth)[missing]
+            parents = np.array(index.parent)[missing]
+        order = np.argsort(depths, kind="stable")
+        return in_chains(missing[order].tolist(), parents[order].tolist())
+
+    def _write_some(self, slots: Sequence[int]) -> None:
+        with self._state.locked() as book:
+            # Some may have gone or been written since they were listed.
+            left = [s for s in slots if book.index.residency[s] and not book.has(s, Tier.SSD)]
+            for slot in left:
+                book.ref(slot)
+        try:
+            self._persister.to_ssd(left)
+        finally:
+            with self._state.locked() as book:
+                for slot in left:
+                    book.unref(slot)
 
     def unflushed(self) -> int:
         """Blocks that are not on SSD."""
@@ -74,21 +89,22 @@ class Durably:
             return book.counters["ssd_blocks_written"], book.counters["ssd_bytes_written"]
 
     def _sync(self) -> bool:
-        """Sync what was written without; True if all of it is durable."""
+        """Sync what was written without; True if everything written before this call is durable."""
         with self._state.locked():
-            unsynced, self._state.unsynced_writes = self._state.unsynced_writes, 0
+            writes, synced = self._state.writes, self._state.synced
         disk = self._state.disk
         if disk is None:
             return False
-        if not unsynced:
+        if synced >= writes:
             return True
         try:
             disk.flush()
-        except TierUnavailable:
-            with self._state.locked():
-                self._state.unsynced_writes += unsynced
+        except TierUnavailable as error:
+            log.warning("what was written to SSD could not be synced: %s", error)
             self._movement.look_at_disk()
             return False
+        with self._state.locked():
+            self._state.synced = max(self._state.synced, writes)
         return True
 
     def _inherited(self, slots: Sequence[int], failures: Failures) -> Failures:
@@ -106,17 +122,15 @@ class Durably:
         return found
 
 
-def in_chains(slots: Sequence[int], parent: Sequence[int]) -> list[int]:
-    """Slots, given by depth, reordered so that a parent is followed by one of its children wherever possible."""
+def in_chains(slots: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Slots, given by depth with their parents, reordered so that a child follows its parent wherever possible."""
     first_child: dict[int, int] = {}
-    for slot in slots:
-        first_child.setdefault(parent[slot], slot)
-    ordered: list[int] = []
-    done: set[int] = set()
+    for slot, parent in zip(slots, parents, strict=True):
+        first_child.setdefault(parent, slot)
+    ordered: dict[int, None] = {}
     for slot in slots:
         walk: int | None = slot
-        while walk is not None and walk not in done:
-            done.add(walk)
-            ordered.append(walk)
+        while walk is not None and walk not in ordered:
+            ordered[walk] = None
             walk = first_child.get(walk)
-    return ordered
+    return list(ordered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,16 +51,21 @@ class Tombstones:
 
 
 class EventLog:
-    """A bounded ring of events, numbered from 1."""
+    """A ring of events, numbered from 1: the newest, and as many before as speak of ``blocks_max`` blocks in all."""
 
-    def __init__(self, limit: int) -> None:
-        self._ring: deque[BlockEvent] = deque(maxlen=limit)
+    def __init__(self, blocks_max: int) -> None:
+        self._ring: deque[BlockEvent] = deque()
+        self._max = blocks_max
+        self._blocks = 0
         self.last = 0
 
     def add(self, event: BlockEvent) -> None:
-        """Append one event, numbered by the log."""
+        """Append one event, numbered by the log; the oldest go to make room."""
         self.last += 1
         self._ring.append(replace(event, sequence=self.last))
+        self._blocks += len(event.keys)
+        while self._blocks > self._max and len(self._ring) > 1:
+            self._blocks -= len(self._ring.popleft().keys)
 
     def after(self, sequence: int, namespace_id: NamespaceId | None, limit: int) -> list[BlockEvent]:
         """Events above ``sequence``, after a GAP if the first of them are no longer kept."""
@@ -109,7 +115,7 @@ class News:
                     namespace_id=namespace.namespace_id,
                     keys=keys,
                     parents=tuple(item[4] for item in told) if stored else (),
-                    token_ids=tuple(t for key in keys for t in self.token_ids[key]) if known else (),
+                    token_ids=array("I", (t for key in keys for t in self.token_ids[key])) if known else (),
                     block_tokens=namespace.spec.block_tokens,
                 )
             )

@@ -71,6 +71,9 @@ class Loading:
     def __init__(self, state: State, promoter: Promoter) -> None:
         self._state = state
         self._promoter = promoter
+        # A GPU's memory has no bytes for the CPU: its blocks go to HOST first.
+        on_gpu = promoter.device is not None and promoter.device.kind != "memfd"
+        self._sources = (Tier.HOST, Tier.SSD) if on_gpu else (Tier.HOST, Tier.DEVICE, Tier.SSD)
 
     def pin(self, load: Load, position: int) -> bool:
         """Pin a block where the target allows it to lie; False if bytes have to move first. Lock held."""
@@ -153,6 +156,8 @@ class Loading:
     def _to_buffer(self, load: Load, positions: list[int]) -> None:
         """Copy slices into the session's buffer. The ranges belong to this job until it hands them to the lease."""
         landing: list[_Landing] = []
+        if Tier.DEVICE not in self._sources:
+            self._promoter.to_host(self._only_on_device(load, positions))
         try:
             with self._state.locked():
                 for position in positions:
@@ -165,10 +170,15 @@ class Loading:
                     self._end_landing(load, one)
                 self._state.changed.notify_all()
 
+    def _only_on_device(self, load: Load, positions: list[int]) -> list[int]:
+        with self._state.locked() as book:
+            slots = [load.slots[position] for position in positions]
+            return [slot for slot in slots if book.index.residency[slot] == Tier.DEVICE.bit]
+
     def _claim_landing(self, load: Load, position: int, landing: list[_Landing]) -> None:
         book, slot = self._state.book, load.slots[position]
         usable = book.index.residency[slot] & self._state.readable
-        source = next((t for t in (Tier.HOST, Tier.DEVICE, Tier.SSD) if usable & t.bit), None)
+        source = next((t for t in self._sources if usable & t.bit), None)
         if source is None:
             resident = book.index.residency[slot]
             gone = Reason.TIER_UNAVAILABLE if resident else book.tombstones.reason(load.keys[position])

@@ -67,11 +67,14 @@ class Movement:
                 return None
         return None
 
-    def make_room(self, tier: Tier, nbytes: int, *, total: bool = False) -> bool:
-        """Free a hole of ``nbytes`` (with ``total``: as many bytes in all), or nothing; False if that can not be."""
+    def make_room(self, tier: Tier, nbytes: int, *, total: bool = False, limit: int = 1 << 30) -> bool:
+        """Free a hole of ``nbytes`` (with ``total``: as many bytes in all), or nothing; False if that can not be.
+
+        With ``limit`` it is enough to free that many blocks.
+        """
         for _ in range(ROUNDS_MAX):
             with self.state.locked() as book:
-                victims = self.space.gather(tier, nbytes, demote=True, total=total)
+                victims = self.space.gather(tier, nbytes, demote=True, total=total, limit=limit)
                 if victims is None:
                     return False
                 if not any(victim.demote for victim in victims):

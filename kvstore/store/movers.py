@@ -13,17 +13,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kvstore.core.errors import TierUnavailable
 from kvstore.core.types import Tier
 from kvstore.store.config import StoreConfig, Watermarks
+from kvstore.store.index import PAGE
 from kvstore.store.movement import Movement
 from kvstore.store.persist import Persister
 from kvstore.store.tenancy import Tenancy
+from kvstore.tiers.base import DiskTier
 
 log = logging.getLogger(__name__)
 
 Task = Callable[[], None]
 
 JOIN_SECONDS: Final = 30.0
+
+PIECE_BLOCKS: Final = 64
+"""Most blocks that background reclaim frees in one locked section."""
 
 
 class Movers:
@@ -167,7 +173,10 @@ class Movers:
         with self._wakeup:
             wanted, self._wanted = self._wanted, {}
         for tier, nbytes in wanted.items():
-            self._movement.make_room(tier, nbytes)
+            # All that was asked for if it can be, else as much as halving finds.
+            goal = nbytes
+            while goal >= PAGE and not self._movement.make_room(tier, goal, total=True):
+                goal //= 2
         for tier in (Tier.DEVICE, Tier.HOST, Tier.SSD):
             self._keep_watermarks(tier)
 
@@ -190,12 +199,27 @@ class Movers:
         if capacity == 0 or used <= marks.high * capacity:
             return
         surplus = used - int(marks.low * capacity)
-        # In pieces, so that what is freed first can be used before the rest is.
-        piece = max(surplus // 8, 1)
-        while surplus > 0 and self._movement.make_room(tier, min(piece, surplus), total=True):
-            surplus -= piece
+        # In pieces, so that what is freed first can be used before the rest is, and the lock is held for short times.
+        while (left := self._surplus(tier, int(marks.low * capacity))) > 0:
+            if not self._movement.make_room(tier, left, total=True, limit=PIECE_BLOCKS):
+                break
         if tier is Tier.SSD and self._state.disk is not None:
-            self._state.disk.reclaim(piece)
+            self._reclaim(self._state.disk, surplus)
+
+    def _surplus(self, tier: Tier, low: int) -> int:
+        """Bytes above the low watermark that dropping blocks can bring back. On SSD those of live blocks count: dead
+        bytes come back by reclaim, and dropping more blocks for them would empty the tier."""
+        arena = self._state.arenas.get(tier)
+        if arena is not None:
+            return arena.used_bytes - low
+        with self._state.locked() as book:
+            return book.bytes[tier] - low
+
+    def _reclaim(self, disk: DiskTier, nbytes: int) -> None:
+        try:
+            disk.reclaim(nbytes)
+        except TierUnavailable as error:
+            log.warning("space on SSD could not be reclaimed: %s", error)
 
     def _fill_level(self, tier: Tier) -> tuple[Watermarks, int, int]:
         marks = {Tier.DEVICE: self._config.device, Tier.HOST: self._config.host, Tier.SSD: self._config.ssd}[tier]

@@ -105,7 +105,7 @@ class _Writer:
             book.counters.count("ssd_blocks_written", len(run))
             book.counters.count("ssd_bytes_written", nbytes)
             if not self._durable:
-                self._state.unsynced_writes += 1
+                self._state.writes += 1
 
     def _know_namespace(self, disk: DiskTier, namespace: Namespace) -> None:
         if not namespace.on_disk:

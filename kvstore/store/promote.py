@@ -28,7 +28,7 @@ class Promoter:
     def __init__(self, movement: Movement, device: DeviceArena | None) -> None:
         self._movement = movement
         self._state = movement.state
-        self._device = device
+        self.device = device
         movement.demotions[Tier.DEVICE] = self.to_host
 
     def to_host(self, slots: Iterable[int]) -> Failures:
@@ -81,7 +81,7 @@ class Promoter:
         return True
 
     def _encode(self, fill: Fill, failures: Failures) -> None:
-        host, device = self._state.arenas[Tier.HOST], self._device
+        host, device = self._state.arenas[Tier.HOST], self.device
         if device is None or not self._take(fill, failures):
             return
         names = (fill.key, fill.parent)
@@ -151,7 +151,7 @@ class Promoter:
             return reason
 
     def _fill_device(self, fills: list[Fill], failures: Failures) -> None:
-        host, device = self._state.arenas[Tier.HOST], self._device
+        host, device = self._state.arenas[Tier.HOST], self.device
         for fill in fills:
             if device is None or not self._take(fill, failures):
                 continue

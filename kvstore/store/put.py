@@ -87,6 +87,9 @@ class Put:
                     self._claim(claims, session, namespace, tier, key)
                 else:
                     claims.add(Outcome.BUSY)
+            refused = claims.outcomes.count(Outcome.BUSY)
+            if claims.busy is not None and tier is Tier.DEVICE and not state.draining:
+                self._movement.space.wake(tier, refused * namespace.layout.device_bytes)
         return ReserveResult(tuple(claims.outcomes), tuple(claims.ids), tuple(claims.places), claims.busy)
 
     def _claim(self, claims: _Claims, session: Session, namespace: Namespace, tier: Tier, key: BlockKey | None) -> None:

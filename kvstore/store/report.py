@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -205,5 +206,5 @@ class BlockEvent:
     namespace_id: NamespaceId = NO_NAMESPACE
     keys: tuple[BlockKey, ...] = ()
     parents: tuple[BlockKey, ...] = ()
-    token_ids: tuple[int, ...] = field(default=())
+    token_ids: Sequence[int] = field(default=())
     block_tokens: int = 0

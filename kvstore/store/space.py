@@ -62,9 +62,12 @@ class Space:
         evictable = book.bytes[tier] - book.pinned_bytes[tier]
         return Busy(tier, nbytes, arena.capacity_bytes - arena.used_bytes, max(evictable, 0), reason)
 
-    def gather(self, tier: Tier, nbytes: int, *, demote: bool, total: bool = False) -> list[Victim] | None:
+    def gather(
+        self, tier: Tier, nbytes: int, *, demote: bool, total: bool = False, limit: int = 1 << 30
+    ) -> list[Victim] | None:
         """Coldest copies whose going makes a hole of ``nbytes`` (with ``total``: as many bytes in all), children first.
 
+        No more than ``limit``, which are then an answer although they are not enough.
         None if there are not enough, or if one has to be demoted first and ``demote`` is False. Only sets blocks
         aside; drops nothing.
         """
@@ -91,7 +94,8 @@ class Space:
             size = align_up(book.nbytes(slot, tier), PAGE)
             chosen.append(Victim(slot, verdict is Verdict.DEMOTE, size))
             freed += size
-            if freed >= nbytes and (total or self._makes_hole(tier, chosen, nbytes)):
+            enough = freed >= nbytes and (total or self._makes_hole(tier, chosen, nbytes))
+            if enough or len(chosen) == limit:
                 return chosen
             parent = parents[slot]
             if parent >= 0:

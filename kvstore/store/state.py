@@ -2,7 +2,7 @@
 
 ``State.locked()`` is the way in (``match``, which changes nothing and leaves nothing to do, takes ``lock`` itself).
 The lock guards ``book`` (index, lists, pins, fills, events, tombstones, counters), ``namespaces``, ``owners``
-(sessions, reservations, leases, jobs), ``draining``, ``readable``, ``reserved_bytes`` and ``unsynced_writes``. It is
+(sessions, reservations, leases, jobs), ``draining``, ``readable``, ``reserved_bytes``, ``writes`` and ``synced``. It is
 never held across a copy, a sync, a disk call or a callback: what a locked section leaves to be done (dropped disk
 handles, events to announce, buffers to unmap, jobs to announce) is done after it was released. The order of locks is:
 this lock, then a tier's or the movers' own; a tier never calls back.
@@ -10,17 +10,21 @@ this lock, then a tier's or the movers' own; a tier never calls back.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvstore.core.clock import Clock
+from kvstore.core.errors import TierError
 from kvstore.core.types import Tier
 from kvstore.store.book import Book
 from kvstore.store.config import StoreConfig
 from kvstore.store.namespaces import NamespaceTable
 from kvstore.store.owners import Owners
-from kvstore.tiers.base import Arena, DiskTier
+from kvstore.tiers.base import Arena, DiskHandle, DiskTier
+
+log = logging.getLogger(__name__)
 
 
 class State:
@@ -42,8 +46,10 @@ class State:
         """Residency bits that can be read now: without SSD's while that tier is degraded."""
         self.reserved_bytes = 0
         """Bytes of DEVICE that are reserved and not committed."""
-        self.unsynced_writes = 0
-        """Writes to SSD that were not synced when they returned, since the last flush began."""
+        self.writes = 0
+        """Writes to SSD that were not synced when they returned, so far."""
+        self.synced = 0
+        """How many of ``writes`` are known to be synced."""
         self._later: list[Callable[[], None]] = []
         self._listeners: list[Callable[[], None]] = []
 
@@ -60,12 +66,19 @@ class State:
                     later, self._later = self._later, []
         finally:
             if handles and self.disk is not None:
-                self.disk.drop(handles)
+                self._drop(self.disk, handles)
             for action in later:
-                action()
+                _guarded(action)
             if told:
                 for listener in tuple(self._listeners):
-                    listener()
+                    _guarded(listener)
+
+    def _drop(self, disk: DiskTier, handles: list[DiskHandle]) -> None:
+        try:
+            disk.drop(handles)
+        except TierError as error:
+            # The blocks are gone from the index; should they be found at the next start, they are merely cached again.
+            log.warning("%d dropped blocks stay on SSD for now: %s", len(handles), error)
 
     def afterwards(self, action: Callable[[], None]) -> None:
         """Within a locked section: run ``action`` once the lock is released."""
@@ -85,3 +98,11 @@ class State:
     def disk_ready(self) -> bool:
         """Whether SSD takes writes and answers reads, as far as is known."""
         return bool(self.readable & Tier.SSD.bit)
+
+
+def _guarded(action: Callable[[], None]) -> None:
+    """Run a callback: its failure is its owner's and must not become the caller's, whose work is done."""
+    try:
+        action()
+    except Exception:  # noqa: BLE001  whatever it is, it is logged
+        log.exception("a callback failed")

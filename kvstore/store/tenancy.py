@@ -62,7 +62,9 @@ class Tenancy:
                 self.end_lease(state.owners.leases[lease_id])
             self.give_back_reservations(tuple(session.reservations))
             for job_id in tuple(session.jobs):
-                state.owners.take_job(state.owners.jobs[job_id])
+                job = state.owners.jobs[job_id]
+                state.owners.take_job(job)
+                job.done.set()
             book.counters.count("sessions_ended")
             self._close_buffer_if_idle(session)
 

@@ -171,7 +171,7 @@ def test_tokens_prove_the_keys(world):
         world.cache.commit(world.namespace_id, entries, token_ids=tokens[:-1])
     assert world.cache.commit(world.namespace_id, entries, token_ids=tokens).outcomes == (Outcome.HIT,) * 2
     (event,) = world.store.events_after(0)
-    assert (event.token_ids, event.keys, event.parents) == (tuple(tokens), tuple(keys), tuple(parents_of(keys)))
+    assert (tuple(event.token_ids), event.keys, event.parents) == (tuple(tokens), tuple(keys), tuple(parents_of(keys)))
 
 
 def test_a_forked_chain_shares_its_prefix(world):
