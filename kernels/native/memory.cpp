@@ -139,7 +139,8 @@ std::uint32_t copy_crc32c(std::uint8_t* to, const std::uint8_t* from, std::size_
     for (std::size_t done = 0; done < size; done += kFold) {
         const std::size_t count = size - done < kFold ? size - done : kFold;
         std::memcpy(to + done, from + done, count);
-        state = state_after(from + done, count, state);
+        // The copy is summed, not its source: another process may write to the source meanwhile.
+        state = state_after(to + done, count, state);
     }
     return ~state;
 }

@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import BlockKey, Codec
-from kvstore.kernels import quant
+from kvstore.kernels import native, quant
 from kvstore.store.namespaces import Namespace
 from kvstore.tiers.base import DeviceArena
 from kvstore.tiers.header import BlockHeader, check_header, first_bad_slice, pack_header, slice_crcs, unpack_header
@@ -28,6 +28,8 @@ def copy(source: memoryview, out: memoryview) -> None:
 
 def copy_with_crc(source: memoryview, out: memoryview) -> int:
     """Copy equal lengths and return the CRC-32C of what was written."""
+    if native.available():
+        return native.copy_crc32c(out, source)
     src, dst = np.frombuffer(source, np.uint8), np.frombuffer(out, np.uint8)
     crc = 0
     for begin in range(0, len(out), PIECE):
