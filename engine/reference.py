@@ -6,6 +6,7 @@ Nothing of the engine is used here but the folder of weights: attention, cache a
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,9 @@ class Reference:
         self._model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
         ).eval()
+        # Releases before 5.24 know the argument under its old name only.
+        known = inspect.signature(self._model.forward).parameters
+        self._cache_name = "cache" if "cache" in known else "past_key_values"
 
     @torch.inference_mode()
     def answers(self, prompts: Sequence[Sequence[int]], tokens_max: int, stop: Sequence[int] = ()) -> list[list[int]]:
@@ -60,6 +64,6 @@ class Reference:
         following = -1
         for begin in range(0, len(tokens), PREFILL_TOKENS):
             ids = torch.tensor([list(tokens[begin : begin + PREFILL_TOKENS])])
-            out = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            out = self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self._cache_name: cache})
             following = int(out.logits[0, -1].argmax())
         return following

@@ -17,6 +17,7 @@ from typing import Final
 
 from rich.console import RenderableType
 from rich.text import Text
+from transformers.utils.logging import disable_progress_bar
 
 from kvstore.client import Client, ClientOptions
 from kvstore.core.errors import KVStoreError, Unavailable
@@ -82,7 +83,7 @@ class Demo:
         """Ask one question through a client and an engine of their own, so that nothing is kept but in the daemon."""
         params = SamplingParams(tokens_max=ANSWER_TOKENS)
         with Client(self.daemon.socket, ClientOptions(name="demo", strict=True)) as client:
-            engine = Engine(self.model, client, EngineConfig(name="demo"))
+            engine = Engine(self.model, client, EngineConfig(name="demo", lease_ttl_ms=300_000))
             try:
                 (answer,) = serve(engine, [self.prompts[number]], params)
             finally:
@@ -195,6 +196,7 @@ def main() -> int:
     """Entry point; the exit code is 0 only if everything came out as it should."""
     begin = time.monotonic()
     printer = Printer(Format.TABLE)
+    disable_progress_bar()
     try:
         with Progress() as progress:
             asked, expected, model = run(progress)
