@@ -2,7 +2,8 @@
 //
 // A tile is one head of one block. Query rows are taken up to four at a time against it. Both phases are
 // outer-product panels: a vector of tokens (scores) or of channels (values) is decoded once and meets every row
-// of the group, and sums stay in registers. While a tile is read, the same place of the next tile is prefetched.
+// of the group, and sums stay in registers. While a tile is read, the next tile is prefetched at the same pace,
+// its bytes in order, so that the processor's own prefetcher joins in.
 
 using F = Simd::F;
 using I = Simd::I;
@@ -84,9 +85,9 @@ inline void score_panel(const std::uint8_t* key, int dim, int tokens, Panel pane
         KV_UNROLL for (int v = 0; v < V; ++v) sum[r][v] = Simd::set1(0.0f);
     const std::ptrdiff_t step = tokens * kBytes;
     const std::uint8_t* row = key + panel.from * kBytes;
-    const std::ptrdiff_t ahead = next ? next - key : 0;
-    for (const float *q = query, *end = query + dim; q != end; ++q, row += step) {
-        prefetch(row + ahead, V * W * kBytes);
+    const std::uint8_t* ahead = (next ? next : key) + panel.from * dim * kBytes;
+    for (const float *q = query, *end = query + dim; q != end; ++q, row += step, ahead += V * W * kBytes) {
+        prefetch(ahead, V * W * kBytes);
         F k[V];
         load_panel<format, V, part>(row, panel.count, k);
         KV_UNROLL for (int r = 0; r < R; ++r) {
@@ -99,7 +100,7 @@ inline void score_panel(const std::uint8_t* key, int dim, int tokens, Panel pane
 }
 
 template <Format format, int R, int V, bool part>
-inline void value_panel(const std::uint8_t* value, int dim, Panel panel, const RowTile& tile, const float* weights,
+inline void value_panel(const std::uint8_t* value, int dim, int tokens, Panel panel, const RowTile& tile, const float* weights,
                         float* sums, int sum_stride, const std::uint8_t* next) {
     constexpr std::ptrdiff_t kBytes = element_bytes(format);
     F sum[R][V];
@@ -108,9 +109,9 @@ inline void value_panel(const std::uint8_t* value, int dim, Panel panel, const R
             sum[r][v] = Simd::mul(Simd::load(sums + r * sum_stride + panel.from + v * W), Simd::set1(tile.decay[r]));
     const std::ptrdiff_t step = dim * kBytes;
     const std::uint8_t* row = value + panel.from * kBytes + tile.least * step;
-    const std::ptrdiff_t ahead = next ? next - value : 0;
-    for (const float *p = weights + tile.least, *end = weights + tile.most; p != end; ++p, row += step) {
-        prefetch(row + ahead, V * W * kBytes);
+    const std::uint8_t* ahead = (next ? next : value) + (panel.from * tokens + tile.least * V * W) * kBytes;
+    for (const float *p = weights + tile.least, *end = weights + tile.most; p != end; ++p, row += step, ahead += V * W * kBytes) {
+        prefetch(ahead, V * W * kBytes);
         F x[V];
         load_panel<format, V, part>(row, panel.count, x);
         KV_UNROLL for (int r = 0; r < R; ++r) {
@@ -130,9 +131,9 @@ inline void pair_panel(const std::int8_t* codes, int count, int columns, Panel p
     KV_UNROLL for (int r = 0; r < R; ++r)
         KV_UNROLL for (int v = 0; v < V; ++v) sum[r][v] = Simd::set1_int(0);
     const std::int8_t* row = codes + 2 * panel.from;
-    const std::ptrdiff_t ahead = next ? reinterpret_cast<const std::int8_t*>(next) - codes : 0;
-    for (const std::int32_t *q = pairs, *end = pairs + count; q != end; ++q, row += 2 * columns) {
-        prefetch(reinterpret_cast<const std::uint8_t*>(row) + ahead, 2 * V * W);
+    const std::uint8_t* ahead = (next ? next : reinterpret_cast<const std::uint8_t*>(codes)) + 2 * panel.from * count;
+    for (const std::int32_t *q = pairs, *end = pairs + count; q != end; ++q, row += 2 * columns, ahead += 2 * V * W) {
+        prefetch(ahead, 2 * V * W);
         I k[V];
         KV_UNROLL for (int v = 0; v < V; ++v) {
             if constexpr (part) k[v] = Simd::load_pairs_part(row, panel.count);
@@ -292,7 +293,7 @@ inline void attend_rows(const AttendTask& task, const Scratch& scratch, const st
         const std::size_t skip = static_cast<std::size_t>(dim) * tokens * element_bytes(format);
         over_panels<Simd::panel(R)>(dim, [&](auto width, auto part, Panel panel) {
             value_panel<format, R, decltype(width)::value, decltype(part)::value>(
-                tile + skip, dim, panel, rows, scratch.scores, task.sums + rows.first * stride, stride,
+                tile + skip, dim, tokens, panel, rows, scratch.scores, task.sums + rows.first * stride, stride,
                 next ? next + skip : nullptr);
         });
     }
