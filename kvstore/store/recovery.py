@@ -36,10 +36,10 @@ def recover(state: State, disk: DiskTier) -> None:
             known = know_namespaces(state, disk)
         batch.append(block)
         if len(batch) == BATCH:
-            _register(state, batch, known)
+            register_blocks(state, batch, known)
             batch = []
     known = know_namespaces(state, disk) if known is None else known
-    _register(state, batch, known)
+    register_blocks(state, batch, known)
     give_heap_back()
     report = disk.report
     log.info(
@@ -59,7 +59,8 @@ def know_namespaces(state: State, disk: DiskTier) -> dict[NamespaceId, Namespace
     return known
 
 
-def _register(state: State, blocks: list[RecoveredBlock], known: dict[NamespaceId, Namespace]) -> None:
+def register_blocks(state: State, blocks: list[RecoveredBlock], known: dict[NamespaceId, Namespace]) -> None:
+    """Enter blocks found on SSD. They are not told as events: whoever subscribes after a start begins with a list."""
     with state.locked() as book:
         for namespace_id, group in groupby(blocks, key=attrgetter("namespace_id")):
             namespace = known.get(namespace_id)
