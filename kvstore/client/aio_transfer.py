@@ -20,6 +20,7 @@ from kvstore.client.payloads import (
     PutBlocks,
     PutPlan,
     joined,
+    part_of,
     part_result,
     pending_of,
     put_failed,
@@ -58,18 +59,15 @@ class AsyncTransfer:
             return joined(results)
         plan = PutPlan.of(layout, blocks)
         under_way: asyncio.Task[CommitResult] | None = None
-        for part in plan.parts:
-            reserved = await client.reserve(namespace_id, Tier.HOST, keys=plan.keys(part))
-            step = self._commit(namespace_id, plan, part, reserved)
-            written = await client.guarded("write", self._write(plan, part, reserved), lambda: False)
-            if under_way is not None:
-                results.append(await under_way)
-            if written:
-                under_way = asyncio.create_task(step)
-            else:
-                step.close()
-                under_way = None
-                results.append(put_failed(part.stop - part.start))
+        for batch, parts in plan.batches(client.options.buffer_bytes):
+            reserved = await client.reserve(namespace_id, Tier.HOST, keys=plan.keys(batch))
+            for part in parts:
+                mine = part_of(reserved, part.start - batch.start, part.stop - batch.start)
+                written = await client.guarded("write", self._write(plan, part, mine), lambda: False)
+                if under_way is not None:
+                    results.append(await under_way)
+                commit = self._commit(namespace_id, plan, part, mine) if written else self._lost(part)
+                under_way = asyncio.create_task(commit)
         if under_way is not None:
             results.append(await under_way)
         return joined(results)
@@ -93,6 +91,9 @@ class AsyncTransfer:
             namespace_id, entries, token_ids=tokens, durability=plan.blocks.durability
         )
         return part_result(reserved, committed)
+
+    async def _lost(self, part: slice) -> CommitResult:
+        return put_failed(part.stop - part.start)
 
     async def _upload(self, namespace_id: NamespaceId, plan: PutPlan, part: slice) -> CommitResult:
         connection, _ = await self._client.connection()

@@ -49,8 +49,8 @@ def as_bytes(field: str, buffer: object, nbytes: int) -> Bytes:
     """A flat byte view of any contiguous buffer of exactly ``nbytes``; InvalidArgument naming ``field`` otherwise."""
     try:
         view = memoryview(buffer)  # type: ignore[arg-type]
-        flat = np.frombuffer(view.cast("B") if view.contiguous else view, np.uint8)
-    except (TypeError, ValueError) as error:
+        flat = np.frombuffer(view.cast("B"), np.uint8)
+    except (TypeError, ValueError, BufferError) as error:
         raise InvalidArgument(field, type(buffer).__name__, f"a contiguous buffer of {nbytes} bytes") from error
     if flat.size != nbytes:
         raise InvalidArgument(field, f"{flat.size} bytes", f"{nbytes} bytes")

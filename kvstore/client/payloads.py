@@ -95,6 +95,18 @@ class PutPlan:
         step = max(1, part_bytes // layout.stored_bytes)
         return cls(blocks, layout, sources, [slice(b, min(b + step, count)) for b in range(0, count, step)])
 
+    def batches(self, room_bytes: int) -> list[tuple[slice, list[slice]]]:
+        """Parts by the reservation that they share: as many blocks as half of a buffer of ``room_bytes`` holds."""
+        blocks = max(1, room_bytes // 2 // self.layout.raw_stored_bytes)
+        found: list[tuple[slice, list[slice]]] = []
+        for part in self.parts:
+            whole, parts = found[-1] if found else (slice(0, 0), [])
+            if found and part.stop - whole.start <= blocks:
+                found[-1] = (slice(whole.start, part.stop), [*parts, part])
+            else:
+                found.append((part, [part]))
+        return found
+
     def keys(self, part: slice) -> Sequence[BlockKey]:
         """Keys of a part."""
         return self.blocks.keys[part]
@@ -129,6 +141,13 @@ class PutPlan:
 def pending_of(reserved: ReserveResult) -> list[int]:
     """Positions that got a place."""
     return [i for i, outcome in enumerate(reserved.outcomes) if outcome is Outcome.PENDING]
+
+
+def part_of(reserved: ReserveResult, begin: int, end: int) -> ReserveResult:
+    """What a reservation answered for some of its entries."""
+    return ReserveResult(
+        reserved.outcomes[begin:end], reserved.reservation_ids[begin:end], reserved.places[begin:end], reserved.busy
+    )
 
 
 def part_result(reserved: ReserveResult, committed: CommitResult | None) -> CommitResult:

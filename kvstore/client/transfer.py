@@ -26,6 +26,7 @@ from kvstore.client.payloads import (
     PutBlocks,
     PutPlan,
     joined,
+    part_of,
     part_result,
     pending_of,
     put_failed,
@@ -78,12 +79,14 @@ class Transfer:
         plan = PutPlan.of(layout, blocks)
         results: list[CommitResult] = []
         under_way: Callable[[], CommitResult] | None = None
-        for part in plan.parts:
-            reserved = self._client.reserve(namespace_id, Tier.HOST, keys=plan.keys(part))
-            written = self._guarded("write", partial(self._write, plan, part, reserved), lambda: False)
-            if under_way is not None:
-                results.append(under_way())
-            under_way = self._commit(namespace_id, plan, part, reserved) if written else partial(_lost, part)
+        for batch, parts in plan.batches(self._client.options.buffer_bytes):
+            reserved = self._client.reserve(namespace_id, Tier.HOST, keys=plan.keys(batch))
+            for part in parts:
+                mine = part_of(reserved, part.start - batch.start, part.stop - batch.start)
+                written = self._guarded("write", partial(self._write, plan, part, mine), lambda: False)
+                if under_way is not None:
+                    results.append(under_way())
+                under_way = self._commit(namespace_id, plan, part, mine) if written else partial(_lost, part)
         if under_way is not None:
             results.append(under_way())
         return joined(results)

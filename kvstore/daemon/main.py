@@ -19,6 +19,7 @@ from kvstore.daemon.plan import plan_text
 
 EXIT_CONFIG: Final = 2
 EXIT_START: Final = 1
+SWITCH_SECONDS: Final = 0.0005
 
 log = logging.getLogger("kvstored")
 
@@ -94,6 +95,8 @@ def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Param
 
 def _run(config: Config) -> None:
     set_up_logging(config.log_level)
+    # A thread that copies in small steps may else keep the loop from its turn for 5 ms.
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         asyncio.run(_main(config))
     except (KVStoreError, OSError) as error:

@@ -17,7 +17,14 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from kvstore.core.errors import InvalidArgument, KVStoreError, ResourceExhausted, Unavailable
+from kvstore.core.errors import (
+    InvalidArgument,
+    KVStoreError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    UnknownJob,
+)  # fmt: skip
 from kvstore.core.types import Area, JobId, SessionId
 from kvstore.rpc.arenas import ArenaExport
 from kvstore.rpc.context import CallContext
@@ -82,8 +89,21 @@ class SessionServer:
     def job_done(self, session_id: SessionId, job_id: JobId, result: FetchResult) -> None:
         """Tell a session that its job has ended; nothing for sessions that are gone or not on this socket."""
         connection = self._connections.get(session_id)
-        if connection is not None:
-            connection.push(session_pb2.JobDone(job_id=job_id, result=fetch_message(result)))
+        if connection is None:
+            return
+        connection.push(session_pb2.JobDone(job_id=job_id, result=fetch_message(result)))
+        if connection.called:
+            self._mark_read(session_id, job_id)
+
+    def _mark_read(self, session_id: SessionId, job_id: JobId) -> None:
+        """A client that calls over this socket reads what is pushed to it, so the store need not keep the answer.
+
+        Clients that only call over gRPC may ask with WaitJob instead; for them it is kept for its time.
+        """
+        try:
+            self._dispatcher.services.store.wait_job(session_id, job_id, 0)
+        except (UnknownJob, Unauthenticated) as error:
+            log.debug("job %d needs no more keeping: %s", job_id, error)
 
     def _accept(self) -> None:
         if self._listener is None:
@@ -209,6 +229,8 @@ class _Connection(asyncio.Protocol):
         self._left = left
         self._decoder = FrameDecoder()
         self._calls = 0
+        self.called = False
+        """Whether any request came over this socket."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
 
@@ -245,6 +267,7 @@ class _Connection(asyncio.Protocol):
     def _handle(self, frame: Frame) -> None:
         call_id = frame.call_id
         try:
+            self.called = True
             if frame.kind != FrameKind.REQUEST:
                 raise InvalidArgument("frame.kind", frame.kind, f"{int(FrameKind.REQUEST)}, a request")
             if self._calls >= CALLS_MAX:

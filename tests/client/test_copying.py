@@ -1,0 +1,135 @@
+"""Copies by slices and strides, plans of puts and gets, and the checks of a stream's chunks."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.client.copying import Copier, Run, aligned_buffer, as_bytes, slices_view
+from kvstore.client.payloads import GetPlan, PutPlan, slot_bytes
+from kvstore.client.streaming import Assembler, write_messages
+from kvstore.core.errors import CorruptBlock, InvalidArgument
+from kvstore.core.namespace import BlockLayout
+from kvstore.core.types import NamespaceId, Outcome
+from kvstore.v1 import cache_pb2
+from tests.client.harness import blocks_of, chain, payload, small_spec
+
+LAYOUT = BlockLayout.of(small_spec())
+NAMESPACE = NamespaceId(bytes(32))
+
+
+@given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 9), st.integers(0, 30), st.integers(1, 3))
+def test_slices_go_to_their_strides_and_nowhere_else(layers, size, gap, offset, threads):
+    run = Run(offset, size + gap, layers, size)
+    memory = np.full(offset + layers * (size + gap) + 5, 255, np.uint8)
+    source = np.arange(layers * size, dtype=np.uint8) % 200
+    target = slices_view(memory, run)
+    Copier(threads).copy([(source.reshape(target.shape), target)])
+    expected = np.full_like(memory, 255)
+    for layer in range(layers):
+        begin = offset + layer * (size + gap)
+        expected[begin : begin + size] = source[layer * size : (layer + 1) * size]
+    assert np.array_equal(memory, expected)
+
+
+def test_many_large_copies_are_split_over_threads():
+    rng = np.random.default_rng(1)
+    sources = [rng.integers(0, 255, 1 << 20, np.uint8) for _ in range(5)]
+    targets = [np.zeros(1 << 20, np.uint8) for _ in range(5)]
+    copier = Copier(3)
+    copier.copy(list(zip(sources, targets, strict=True)))
+    copier.close()
+    assert all(np.array_equal(a, b) for a, b in zip(sources, targets, strict=True))
+
+
+def test_buffers_begin_on_a_page():
+    buffer = aligned_buffer(10_000)
+    assert len(buffer) == 10_000
+    assert np.frombuffer(buffer, np.uint8).ctypes.data % mmap.PAGESIZE == 0
+
+
+@pytest.mark.parametrize("buffer", [b"123", "text", 17, None, np.zeros((4, 4), np.uint8)[:, 1]])
+def test_what_is_no_buffer_of_that_size_is_refused(buffer):
+    with pytest.raises(InvalidArgument) as caught:
+        as_bytes("payloads[2]", buffer, 4)
+    assert caught.value.field == "payloads[2]"
+
+
+def test_any_contiguous_buffer_will_do():
+    for buffer in (bytes(8), bytearray(8), memoryview(bytes(8)), np.zeros(4, np.float16), np.zeros((2, 2), np.int16)):
+        assert as_bytes("out", buffer, 8).size == 8
+
+
+def test_batches_share_a_reservation_of_half_the_buffer():
+    keys, _ = chain(NAMESPACE, 10)
+    plan = PutPlan.of(LAYOUT, blocks_of(LAYOUT, keys), part_bytes=2 * LAYOUT.stored_bytes)
+    assert [(p.start, p.stop) for p in plan.parts] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
+    batches = plan.batches(2 * 4 * LAYOUT.raw_stored_bytes)
+    assert [(whole.start, whole.stop, len(parts)) for whole, parts in batches] == [(0, 4, 2), (4, 8, 2), (8, 10, 1)]
+    assert [part for _, parts in plan.batches(0) for part in parts] == plan.parts
+
+
+def sent(count):
+    keys, _ = chain(NAMESPACE, count)
+    plan = PutPlan.of(LAYOUT, blocks_of(LAYOUT, keys), 64 << 20)
+    return keys, [cache_pb2.WriteChunk.FromString(m) for m in write_messages(NAMESPACE, plan, plan.parts[0])]
+
+
+def answer(chunk, **changes):
+    fields = {
+        "key_index": chunk.key_index,
+        "outcome": int(Outcome.HIT),
+        "offset": chunk.offset,
+        "data": chunk.data,
+        "crc32c": chunk.crc32c,
+    }
+    return cache_pb2.ReadChunk(**{**fields, **changes}).SerializeToString()
+
+
+def assembler(count):
+    return Assembler(GetPlan.of(LAYOUT, count, bytearray(count * slot_bytes(LAYOUT))), count)
+
+
+def test_what_is_sent_is_what_is_gathered():
+    keys, chunks = sent(3)
+    gathered = assembler(3)
+    for chunk in chunks[1:]:
+        gathered.take(answer(chunk))
+    got = gathered.result()
+    assert [bytes(part) for part in got.payloads] == [payload(LAYOUT, key) for key in keys]
+
+
+def test_a_stream_that_ends_early_is_a_miss_for_what_is_not_whole():
+    _, chunks = sent(2)
+    gathered = assembler(2)
+    gathered.take(answer(chunks[1]))
+    gathered.take(answer(chunks[2], data=chunks[2].data[:100], crc32c=crc32c(chunks[2].data[:100])))
+    assert gathered.result().outcomes == (Outcome.HIT, Outcome.MISS)
+    assert gathered.result().payloads[1] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"crc32c": 1}, "crc32c"),
+        ({"data": b"other"}, "crc32c"),
+        ({"offset": 8}, "offset"),
+        ({"key_index": 9}, "key_index"),
+    ],
+)
+def test_a_damaged_chunk_is_never_placed(changes, field):
+    _, chunks = sent(1)
+    with pytest.raises(CorruptBlock) as caught:
+        assembler(1).take(answer(chunks[1], **changes))
+    assert caught.value.field == field
+
+
+def test_a_read_only_buffer_is_refused():
+    with pytest.raises(InvalidArgument) as caught:
+        GetPlan.of(LAYOUT, 1, bytes(slot_bytes(LAYOUT)))
+    assert (caught.value.field, caught.value.value) == ("out", "read-only")
