@@ -6,7 +6,7 @@ the torn end of the last journal and bytes that no record names) is refused with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvstore.core.errors import CorruptBlock
 from kvstore.tiers.ssd.catalog import CATALOG_NAME, unpack_catalog
@@ -43,7 +43,7 @@ class Recovery:
         self._replay.finish()
         Survey(self._core, self.findings, self._quarantine).run(names)
         journal = create_journal(self._core, last + 1)
-        journal.older = [number for number in _numbers(names, "journal") if number >= generation]
+        journal.older = [number for number in numbers_of(names, "journal") if number >= generation]
         journal.older_bytes = sum(self._size(f"journal-{number:08d}") for number in journal.older)
         return journal
 
@@ -73,7 +73,7 @@ class Recovery:
         core.space_index = {space.namespace_id: space.index for space in core.spaces}
 
     def _load_checkpoint(self, names: list[str]) -> int:
-        for number in reversed(_numbers(names, "checkpoint")):
+        for number in reversed(numbers_of(names, "checkpoint")):
             name = f"checkpoint-{number:08d}"
             try:
                 found = unpack_checkpoint(memoryview(read_file(self._core.port, name)), number)
@@ -87,7 +87,7 @@ class Recovery:
         return 0
 
     def _replay_journals(self, names: list[str], generation: int) -> int:
-        numbers = _numbers(names, "journal")
+        numbers = numbers_of(names, "journal")
         for number in numbers:
             if number < generation:
                 remove_file(self._core, f"journal-{number:08d}")
@@ -148,7 +148,7 @@ class Recovery:
 
     def _salvage(self, names: list[str]) -> None:
         core, found = self._core, []
-        for number in _numbers(names, "segment"):
+        for number in numbers_of(names, "segment"):
             fd = core.port.open(segment_name(number), direct=True)
             try:
                 found += list(find_extents(core, number, fd, core.port.fstat(fd).size))
@@ -185,7 +185,8 @@ def count_later_frames(data: memoryview, begin: int, generation: int, expected: 
     return count
 
 
-def _numbers(names: list[str], kind: str) -> list[int]:
+def numbers_of(names: Sequence[str], kind: str) -> list[int]:
+    """Numbers of the files of a kind ("journal", "segment"), ascending."""
     found = []
     for name in names:
         head, _, number = name.partition("-")

@@ -44,17 +44,18 @@ LOCK_NAME: Final = "LOCK"
 class SsdTier:
     """Blocks in segments under ``directory``, which is made if missing and held alone until ``close``.
 
+    ``capacity_bytes`` is what blocks can fill: the cap less the segment that rewriting needs and room for metadata.
     Raises TierUnavailable, naming the pid, if another process holds the directory.
     """
 
     def __init__(
         self, directory: str, config: SsdConfig, clock: Clock | None = None, port: DiskPort | None = None
     ) -> None:
-        self.capacity_bytes = config.capacity_bytes
         self._port = LinuxDisk(directory) if port is None else port
         self._port.mkdir("")
         self._lock_fd = self._port.lock(LOCK_NAME)
         self._core = Core(self._port, config, MonotonicClock() if clock is None else clock)
+        self.capacity_bytes = max(0, self._core.room_bytes() - config.segment_size)
         self._committer = Committer(self._core)
         self._quarantine = Quarantine(self._core)
         self._writer = Writer(self._core, self._committer)
@@ -96,9 +97,26 @@ class SsdTier:
 
     @property
     def used_bytes(self) -> int:
-        """See ``DiskTier.used_bytes``."""
-        with self._core.lock:
-            return self._core.ledger.total_bytes
+        """See ``DiskTier.used_bytes``; spare segments, which the next writes fill, are not counted."""
+        core = self._core
+        with core.lock:
+            return core.ledger.total_bytes - sum(segment.file_bytes for segment in core.spares)
+
+    @property
+    def backing(self) -> str:
+        """For people: where the bytes lie, and how they get there."""
+        direct = self._port.granule > 1
+        return f"{self._port.directory}, {'direct I/O' if direct else 'through the page cache'}"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should know."""
+        if self._port.granule > 1:
+            return ()
+        return (
+            f"{self._port.directory} takes no direct I/O: blocks pass through the page cache; choose a directory on"
+            " ext4, xfs or btrfs",
+        )
 
     @property
     def state(self) -> DiskState:
