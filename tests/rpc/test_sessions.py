@@ -1,0 +1,248 @@
+"""Sessions end when they should, and every queue of a session and of the daemon has a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import grpc
+import pytest
+
+from kvstore.client import Client, ClientOptions
+from kvstore.client.grpc_errors import domain_error
+from kvstore.core.errors import (
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    UnknownLease,
+)
+from kvstore.core.types import SessionId
+from kvstore.rpc.context import CallContext
+from kvstore.rpc.dispatch import BoundedPool, check_rights
+from kvstore.rpc.errors import from_detail
+from kvstore.rpc.framing import FrameDecoder, FrameKind, pack_frame
+from kvstore.rpc.listener import SocketLock, bind_unix, check_socket_path
+from kvstore.rpc.session_server import CALLS_MAX, _Connection
+from kvstore.rpc.table import METHODS
+from kvstore.v1 import leases_pb2, session_pb2
+from tests.client.harness import until
+
+
+class Far:
+    """A remote session by hand, which keeps itself alive only when told to."""
+
+    def __init__(self, daemon, ttl_ms):
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{daemon.grpc_port}")
+        self.token = ""
+        request = session_pb2.OpenRemoteRequest(name="far", ttl_ms=ttl_ms)
+        opened = session_pb2.OpenRemoteResponse.FromString(self.call("Sessions/OpenRemote", request))
+        self.token, self.ttl_ms = opened.token.hex(), opened.ttl_ms
+
+    def call(self, name, request):
+        metadata = (("kvstore-session", self.token),) if self.token else ()
+        call = self.channel.unary_unary(f"/kvstore.v1.{name}")
+        try:
+            return call(request.SerializeToString(), timeout=10.0, metadata=metadata)
+        except grpc.RpcError as error:
+            raise domain_error(error, name, 10.0)[0] from error
+
+    def lease(self):
+        reply = self.call("Leases/GrantLease", leases_pb2.GrantLeaseRequest(name="far's", ttl_ms=600_000))
+        return leases_pb2.GrantLeaseResponse.FromString(reply).lease_id
+
+
+@pytest.fixture
+def watcher(daemon, config):
+    with Client(config.socket, ClientOptions(strict=True, buffer_bytes=0)) as client:
+        yield client
+
+
+def test_a_remote_session_lives_by_keepalive(daemon, config, clock, watcher):
+    far = Far(daemon, 10_000)
+    lease = far.lease()
+    for _ in range(3):
+        clock.advance(8.0)
+        far.call("Sessions/Keepalive", session_pb2.KeepaliveRequest())
+    far.call("Leases/RenewLease", leases_pb2.RenewLeaseRequest(lease_id=lease))
+    clock.advance(10.5)
+    with pytest.raises(Unauthenticated):
+        far.call("Leases/RenewLease", leases_pb2.RenewLeaseRequest(lease_id=lease))
+    with pytest.raises(Unauthenticated):
+        far.call("Sessions/Keepalive", session_pb2.KeepaliveRequest())
+
+    def owners():
+        from_daemon = watcher.connection()[0].call("kvstore.v1.Admin/ListLeases", b"", 10.0)
+        return b"far" in from_daemon
+
+    until(lambda: not owners())
+    far.channel.close()
+
+
+def test_a_lease_of_another_session_is_unknown(daemon, config, watcher):
+    lease = watcher.grant_lease("mine", 600_000)
+    with Client(config.socket, ClientOptions(strict=True, buffer_bytes=0)) as other, pytest.raises(UnknownLease):
+        other.renew_lease(lease)
+    watcher.renew_lease(lease)
+
+
+def test_a_local_session_needs_no_keepalive(watcher):
+    with pytest.raises(InvalidArgument):
+        watcher.connection()[0].call("kvstore.v1.Sessions/Keepalive", b"", 10.0)
+
+
+@pytest.mark.parametrize("nbytes", [1, 4095, 1 << 40])
+def test_a_buffer_out_of_bounds_is_refused_at_once(config, daemon, nbytes):
+    with pytest.raises(InvalidArgument) as caught:
+        Client(config.socket, ClientOptions(strict=True, buffer_bytes=nbytes))
+    assert caught.value.field == "buffer_bytes"
+
+
+def test_a_pool_refuses_beyond_its_bound():
+    async def run():
+        pool = BoundedPool("work", threads=1, queue_max=1)
+        go = threading.Event()
+        loop = asyncio.get_running_loop()
+        calls = [pool.submit(loop, go.wait) for _ in range(2)]
+        with pytest.raises(ResourceExhausted) as caught:
+            pool.submit(loop, go.wait)
+        assert (caught.value.field, caught.value.value) == ("calls", "2")
+        go.set()
+        assert await asyncio.gather(*calls) == [True, True]
+        assert await pool.submit(loop, lambda: 7) == 7
+        pool.close()
+
+    asyncio.run(run())
+
+
+class StalledDispatcher:
+    """Begins calls and never ends them."""
+
+    def __init__(self):
+        self.futures = []
+
+    def start(self, name, ctx, payload, loop):
+        self.futures.append(loop.create_future())
+        return self.futures[-1]
+
+
+class Wire(asyncio.Transport):
+    """What a connection wrote, and whether it is read from."""
+
+    def __init__(self):
+        super().__init__()
+        self.frames, self.reading, self.open = [], True, True
+        self._decoder = FrameDecoder()
+
+    def write(self, data):
+        self.frames += self._decoder.feed(data)
+
+    def pause_reading(self):
+        self.reading = False
+
+    def resume_reading(self):
+        self.reading = True
+
+    def close(self):
+        self.open = False
+
+
+def made_connection(dispatcher):
+    left = []
+    ctx = CallContext(None, SessionId(1), False, "test")
+    connection = _Connection(dispatcher, ctx, lambda *_: None, left.append)
+    wire = Wire()
+    connection.connection_made(wire)
+    return connection, wire, left
+
+
+def test_a_session_may_have_so_many_calls_under_way():
+    async def run():
+        connection, wire, _ = made_connection(StalledDispatcher())
+        for number in range(1, CALLS_MAX + 2):
+            connection.data_received(pack_frame(number, FrameKind.REQUEST, b"", name=b"x"))
+        assert [(frame.call_id, frame.kind) for frame in wire.frames] == [(CALLS_MAX + 1, FrameKind.ERROR)]
+        assert isinstance(from_detail(wire.frames[0].payload, wire.frames[0].code), ResourceExhausted)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_is_not_read_from():
+    async def run():
+        connection, wire, left = made_connection(StalledDispatcher())
+        connection.pause_writing()
+        assert not wire.reading
+        connection.resume_writing()
+        assert wire.reading
+        connection.connection_lost(None)
+        assert left == [SessionId(1)]
+        connection.push(session_pb2.JobDone(job_id=1))
+        assert wire.frames == []
+
+    asyncio.run(run())
+
+
+def test_a_reply_that_comes_after_the_end_is_dropped():
+    async def run():
+        dispatcher = StalledDispatcher()
+        connection, wire, _ = made_connection(dispatcher)
+        connection.data_received(pack_frame(1, FrameKind.REQUEST, b"", name=b"x"))
+        connection.connection_lost(None)
+        dispatcher.futures[0].set_result(session_pb2.KeepaliveResponse())
+        await asyncio.sleep(0)
+        assert wire.frames == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [FrameKind.REPLY, FrameKind.HELLO, FrameKind.JOB_DONE])
+def test_a_client_sends_requests_only(kind):
+    async def run():
+        connection, wire, _ = made_connection(StalledDispatcher())
+        connection.data_received(pack_frame(9, kind, b""))
+        assert (wire.frames[0].call_id, wire.frames[0].kind) == (9, FrameKind.ERROR)
+
+    asyncio.run(run())
+
+
+def test_rights():
+    admin, data = METHODS["kvstore.v1.Admin/Evict"], METHODS["kvstore.v1.Cache/Match"]
+    anybody = CallContext(None, None, False, "test")
+    with pytest.raises(PermissionDenied):
+        check_rights(admin, anybody)
+    with pytest.raises(Unauthenticated):
+        check_rights(data, anybody)
+    check_rights(admin, CallContext(None, None, True, "test"))
+    check_rights(data, CallContext(None, SessionId(1), False, "test"))
+
+
+class TestListener:
+    def test_one_lock_a_path(self, tmp_path):
+        lock = SocketLock(tmp_path / "s")
+        with pytest.raises(Unavailable) as caught:
+            SocketLock(tmp_path / "s")
+        assert caught.value.value == str(os.getpid())
+        lock.release()
+        lock.release()
+        assert list(tmp_path.iterdir()) == []
+        SocketLock(tmp_path / "s").release()
+
+    def test_a_lock_file_without_a_holder_is_taken_over(self, tmp_path):
+        (tmp_path / "s.lock").write_text("999999")
+        SocketLock(tmp_path / "s").release()
+
+    def test_a_stale_socket_is_replaced_and_nothing_else(self, tmp_path):
+        bind_unix(tmp_path / "s", 0o600).close()
+        bind_unix(tmp_path / "s", 0o640).close()
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o640
+        (tmp_path / "f").write_text("precious")
+        with pytest.raises(InvalidArgument):
+            bind_unix(tmp_path / "f", 0o600)
+
+    def test_paths_that_can_not_be_bound(self, tmp_path):
+        with pytest.raises(InvalidArgument):
+            check_socket_path(tmp_path / ("x" * 108))
+        with pytest.raises(InvalidArgument):
+            bind_unix(tmp_path / "missing" / "s", 0o600)
