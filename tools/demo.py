@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from kvstore.client import Client, ClientOptions
 from kvstore.core.errors import KVStoreError, Unavailable
+from kvstore.core.keys import chain_keys
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.reference import Reference
@@ -45,6 +46,8 @@ QUESTIONS: Final = (
     "Name the functions that this module defines.",
     "Which other modules does this file import?",
 )
+EVICT_TRIES: Final = 100
+EVICT_PAUSE_SECONDS: Final = 0.05
 SHARE_MIN: Final = 0.9
 """Least share of a warm prompt that must come from the tier that its row names."""
 
@@ -95,15 +98,24 @@ class Demo:
         """Blocks by tier, as the daemon counts them."""
         return {common_pb2.Tier.Name(t.tier).removeprefix("TIER_"): t.blocks for t in self.daemon.status().tiers}
 
-    def clear_device(self) -> None:
-        """Demote everything from DEVICE, so that the next question finds it in HOST."""
+    def clear_device(self, number: int) -> None:
+        """Demote the blocks of a prompt from DEVICE, so that the next question finds them in HOST.
+
+        Unavailable if some are still in use after a while: the daemon may need a moment to see that their reader left.
+        """
+        spec = self.model.spec
+        keys = b"".join(chain_keys(spec.namespace_id, self.prompts[number], spec.block_tokens))
+        request = admin_pb2.EvictRequest(tier=common_pb2.TIER_DEVICE, namespace_id=spec.namespace_id, keys=keys)
         port = self.daemon.connect()
         try:
-            nbytes = text.parse_size("device", SIZES["device"])
-            request = admin_pb2.EvictRequest(tier=common_pb2.TIER_DEVICE, bytes=nbytes)
-            port.call("Admin/Evict", request, admin_pb2.EvictResponse, 30.0)
+            for _ in range(EVICT_TRIES):
+                answer = port.call("Admin/Evict", request, admin_pb2.EvictResponse, 30.0)
+                if common_pb2.OUTCOME_BUSY not in answer.outcomes:
+                    return
+                time.sleep(EVICT_PAUSE_SECONDS)
         finally:
             port.close()
+        raise Unavailable("blocks of the first question are still in use on DEVICE")
 
 
 def long_text(count: Callable[[str], int], folder: Path, names: Sequence[str] = SOURCES) -> tuple[str, str]:
@@ -147,7 +159,7 @@ def _ask_all(demo: Demo, progress: Progress) -> list[Asked]:
         engine.close()
     with progress.step("first question, nothing is stored yet"):
         asked = [demo.ask(0, "cold", "")]
-    demo.clear_device()
+    demo.clear_device(0)
     with progress.step("second question, the text is in HOST"):
         asked.append(demo.ask(1, "warm from HOST", "host"))
     with progress.step("restarting kvstored"):

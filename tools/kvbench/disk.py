@@ -75,7 +75,7 @@ def open_tier(folder: Path, capacity_bytes: int, port: LinuxDisk | None = None) 
 
 def touched(nbytes: int) -> memoryview:
     """Memory as arenas have it, page-aligned and there already, so that no page fault is measured."""
-    return memoryview(shared_memory(nbytes)).cast("B")
+    return shared_memory(nbytes).data.cast("B")
 
 
 class Runs:
@@ -105,7 +105,7 @@ class Runs:
         blocks = []
         for key, parent in zip(chain.keys, chain.parents, strict=True):
             stored = touched(len(payload))
-            stored[:] = memoryview(payload).cast("B")
+            stored[:] = payload.data.cast("B")
             crcs = slice_crcs(stored[layout.header_bytes :], layout.layers, layout.slice_bytes, layout.slice_stride)
             lengths = (layout.layers, layout.slice_bytes, layout.slice_stride, layout.header_bytes)
             owner = (self._spec.block_tokens, self._spec.namespace_id, key, parent)
