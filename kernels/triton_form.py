@@ -112,7 +112,9 @@ def choose_form(
         soft_cap=soft_cap,
         fp32_products=interpreted,
     )
-    return LaunchShape(form, warps=8 if wide and not decode else 4, stages=1 if full or (hip and not decode) else 2)
+    # Stages are what compiles without spilling: fp32 tiles are large, and AMD's prefill has no registers to spare.
+    one_stage = (hip and not decode) or (full and geometry.head_dim > 32)
+    return LaunchShape(form, warps=8 if wide and not decode else 4, stages=1 if one_stage else 2)
 
 
 def check_geometry(geometry: SliceGeometry, codec: str) -> None:

@@ -21,11 +21,11 @@ WORDS_A_PROGRAM = 2048
 
 @triton.jit
 def copy_kernel(sources, targets, words, WORDS: tl.constexpr):
-    """Grid (chunks, blocks): copy ``words`` 8-byte words from each source to its target; address 0 on a side skips."""
-    block = tl.program_id(1)
+    """Grid (blocks, chunks): copy ``words`` 8-byte words from each source to its target; address 0 on a side skips."""
+    block = tl.program_id(0)
     source = tl.load(sources + block)
     target = tl.load(targets + block)
-    place = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    place = tl.program_id(1).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     inside = (place < words) & (source != 0) & (target != 0)
     source_words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
     target_words = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
@@ -47,7 +47,7 @@ def copy_blocks(sources: torch.Tensor, targets: torch.Tensor, size: int) -> None
         raise ValueError(f"size is {size}; it must be a multiple of 16 bytes")
     blocks = sources.shape[0]
     if blocks and size:
-        grid = (triton.cdiv(size // 8, WORDS_A_PROGRAM), blocks)
+        grid = (blocks, triton.cdiv(size // 8, WORDS_A_PROGRAM))
         with on_device_of(sources):
             copy_kernel[grid](sources.contiguous(), targets.contiguous(), size // 8, WORDS=WORDS_A_PROGRAM, num_warps=4)
 

@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def test_arithmetic_in_the_interpreter(tmp_path: Path) -> None:
-    run_tests("interpreted", ("attention", "codec", "merge", "move"), tmp_path, interpreted=True)
+    run_tests("interpreted", ("attention", "codec", "merge", "move", "report"), tmp_path, interpreted=True)
 
 
 def test_code_for_every_target(tmp_path: Path) -> None:
