@@ -18,7 +18,7 @@ from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area, BlockKey, Codec, Durability, Outcome, Place, Reason
 from kvstore.store.api import CommitEntry, CommitResult, FetchResult, ReserveResult
 
-PUT_PART_BYTES: Final = 4 << 20
+PUT_PART_BYTES: Final = 8 << 20
 """Bytes that put writes before it has the daemon take them in: large enough that a call is small beside it, small
 enough that writing and taking in overlap."""
 

@@ -198,6 +198,8 @@ def test_ids_of_the_old_boot_raise_when_strict(own_daemon, spec):
         assert client.state.boot_id != old_boot
         with pytest.raises(UnknownLease):
             client.renew_lease(lease)
+        with pytest.raises(Unavailable):
+            client.memory_at(client.generation - 1)
         # The daemon counts from 1 again: the id alone would name the new session's first lease.
         fresh = client.grant_lease("fresh", 60_000)
         assert fresh != lease
