@@ -1,13 +1,16 @@
-"""``kvctl verify``: read blocks back and compare their checksums."""
+"""``kvctl verify``: read blocks back and compare their checksums, in a running daemon or in a closed directory."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvstore.core.errors import TierUnavailable
 from kvstore.tools import text
-from kvstore.tools.kvctl.command import Call, slow
+from kvstore.tools.kvctl.command import Call, need, slow
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.options import KeysArgument, NamespaceOption, find_namespace, whole_keys
 from kvstore.v1 import admin_pb2
@@ -19,12 +22,17 @@ def verify(
     keys: KeysArgument = None,
     namespace: NamespaceOption = "",
     rate: Annotated[str, typer.Option("--rate", help="Read at most this much a second, such as 200MiB.")] = "",
+    offline: Annotated[str, typer.Option("--offline", help="Check this closed directory of an SSD tier instead.")] = "",
 ) -> Exit:
     """Read blocks back and compare their checksums.
 
     All blocks, those of a namespace, or the named ones. A bad block is quarantined and never served.
-    Exits with 1 if one was found.
+    Offline, nothing is changed, and no daemon may hold the directory.
+    Exits with 1 if damage was found.
     """
+    if offline:
+        need(not (keys or namespace or rate), "--offline", offline, "no KEY, --namespace or --rate beside it")
+        return _offline(call, offline)
     request = admin_pb2.VerifyRequest(bytes_per_second=text.parse_size("--rate", rate) if rate else 0)
     if keys or namespace:
         info = find_namespace(call, namespace)
@@ -42,3 +50,22 @@ def verify(
     else:
         call.printer.answer(answer)
     return Exit.NO if answer.bad else Exit.OK
+
+
+def _offline(call: Call, directory: str) -> Exit:
+    need(Path(directory).is_dir(), "--offline", directory, "a directory")
+    # The tier brings numpy and its threads, which no other command needs.
+    from kvstore.tiers.ssd import LinuxDisk  # noqa: PLC0415
+    from kvstore.tiers.ssd.scrub import check_directory  # noqa: PLC0415
+    from kvstore.tools.ssdcheck import render  # noqa: PLC0415
+
+    try:
+        report = check_directory(LinuxDisk(directory))
+    except TierUnavailable as error:
+        call.printer.talk(f"kvctl: {error.message}", style="red")
+        return Exit.REFUSED
+    if call.printer.for_people:
+        call.printer.line(render(report))
+    else:
+        call.printer.json(asdict(report) | {"whole": report.whole})
+    return Exit.OK if report.whole else Exit.NO

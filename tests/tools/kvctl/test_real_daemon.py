@@ -11,8 +11,9 @@ import pytest
 
 from kvstore.client import Client, ClientOptions, PutBlocks
 from kvstore.core.keys import chain_keys, parents_of
-from kvstore.core.namespace import NamespaceSpec
+from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Durability, Outcome
+from kvstore.tiers.ssd import SsdConfig, SsdTier
 from kvstore.tools.kvctl.exits import Exit
 
 BLOCKS = 4
@@ -140,6 +141,22 @@ def test_pin_keeps_and_unpin_lets_go(ask, run, keys):
 def test_verify_reads_everything_back(ask, keys):
     answer = ask("verify")
     assert (answer["blocks"] >= BLOCKS, answer["bad"]) == (True, 0)
+
+
+def test_a_directory_in_use_is_not_checked_offline(run, ask, keys):
+    code, out, err = run("verify", "--offline", ask("du")["directory"])
+    assert (code, out) == (Exit.REFUSED, "")
+    assert "pid" in err
+
+
+def test_a_closed_directory_is_checked_offline(run, tmp_path, spec):
+    tier = SsdTier(str(tmp_path), SsdConfig(capacity_bytes=16 << 20))
+    assert list(tier.recover()) == []
+    tier.put_namespace(spec, NamespacePolicy(), "prompts")
+    tier.close()
+    code, out, _ = run("verify", "--offline", str(tmp_path))
+    assert (code, "whole" in out) == (Exit.OK, True)
+    assert run("verify", "--offline", str(tmp_path), "-n", "x")[0] == Exit.USAGE
 
 
 def test_du_agrees_with_the_ledger(ask, keys):
