@@ -10,6 +10,7 @@ trap 'rm -rf "$build"' EXIT
 flags="-std=c++20 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -Wno-psabi"
 for kind in address,undefined thread; do
     objects=""
+    compilers=""
     for name in paged pool memory level_portable level_avx2 level_avx512 check_main; do
         more=""
         if [ "$(uname -m)" = x86_64 ]; then
@@ -21,8 +22,12 @@ for kind in address,undefined thread; do
         # The compiler's own AVX-512 header reads vectors that it calls undefined; that warning is not about this code.
         # shellcheck disable=SC2086
         "$cxx" $flags $more -Wno-uninitialized -Wno-maybe-uninitialized -fsanitize=$kind -fno-sanitize-recover=all \
-            -c "$here/$name.cpp" -o "$build/$name.o"
+            -c "$here/$name.cpp" -o "$build/$name.o" &
+        compilers="$compilers $!"
         objects="$objects $build/$name.o"
+    done
+    for compiler in $compilers; do
+        wait "$compiler"
     done
     # shellcheck disable=SC2086
     "$cxx" -fsanitize=$kind $objects -pthread -o "$build/check"

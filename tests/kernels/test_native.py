@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
@@ -87,8 +89,8 @@ def test_bad_thread_counts_are_refused(count: int) -> None:
 @needs_native
 def test_default_thread_count_is_the_affinity() -> None:
     code = "from kvstore.kernels import native; print(native.thread_count())"
-    found = os.popen(f'python -c "{code}"').read()
-    assert int(found) == len(os.sched_getaffinity(0))
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(found.stdout) == len(os.sched_getaffinity(0))
 
 
 @needs_native
