@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from kvstore.client import Client, ClientOptions
 from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
@@ -50,6 +51,7 @@ def _run(options: Options, printer: Printer) -> int:
         torch.set_num_threads(options.threads)
     with _cache(options) as cache:
         printer.talk(f"loading {options.model}")
+        disable_progress_bar()
         model = load_model(options.model, dtype=options.dtype, codec=options.codec, salt=options.salt.encode())
         config = EngineConfig(token_budget=options.token_budget, running_max=options.running_max, name="kvengine")
         engine = Engine(model, cache, config)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore import __version__
+from kvstore.core.errors import InvalidArgument
 from kvstore.engine.sampling import SamplingParams
 from kvstore.tools.output import Format
 
@@ -56,12 +57,13 @@ def parse(arguments: Sequence[str] | None) -> Options:
     given = parser.parse_args(arguments)
     try:
         prompts = read_prompts(given.prompt, given.file, given.context)
-    except OSError as error:
+        sampling = _sampling(given)
+    except (OSError, InvalidArgument) as error:
         parser.error(str(error))
     if not prompts:
         parser.error("no prompt: give --prompt TEXT or --file FILE with at least one line that is not empty")
     return Options(
-        given.model, prompts, given.chat, _sampling(given), given.socket, given.device_mib, given.host_mib, given.ssd,
+        given.model, prompts, given.chat, sampling, given.socket, given.device_mib, given.host_mib, given.ssd,
         given.ssd_mib, given.dtype, given.codec, given.salt, given.token_budget, given.running_max, given.threads,
         Format(given.output),
     )  # fmt: skip

@@ -1,0 +1,127 @@
+"""``kvengine``: answers, statistics, formats and exit codes, on a small model over an embedded store and a daemon."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from kvstore.engine.weights import load_model
+from kvstore.tools.daemon_process import DaemonProcess
+from kvstore.tools.kvengine.main import main
+from tests.engine.families import Pair, build_pair
+from tests.engine.test_gguf import write_gguf
+
+CONTEXT = "ab" * 150
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_gguf(path, "llama")
+    load_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return build_pair("llama")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return int(ended.value.code or 0), captured.out, captured.err
+
+
+def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    code, out, _ = run(capsys, *arguments, "--output", "json", "--ignore-eos", "-n", 6)
+    assert code == 0
+    return json.loads(out)
+
+
+def test_prompts_of_a_file_after_a_shared_text(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, pair: Pair
+) -> None:
+    (tmp_path / "prompts").write_text("a1\n\nb2\n")
+    (tmp_path / "context").write_text(CONTEXT)
+    found = ask(capsys, model, "--file", tmp_path / "prompts", "--context", tmp_path / "context")
+    codec = load_model(model).text
+    assert codec is not None
+    for answer, question in zip(found["answers"], ("a1", "b2"), strict=True):
+        tokens = codec.encode(CONTEXT + question)
+        assert answer["prompt_tokens"] == len(tokens) == 152
+        assert tuple(answer["tokens"]) == pair.greedy(tokens, 6)
+        assert answer["ended_by"] == "length"
+        assert answer["text"] == codec.decode(answer["tokens"])
+    assert found["counters"]["tokens_generated"] == 12
+
+
+def test_an_ssd_folder_keeps_the_prefix_for_the_next_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    options = (model, "-p", CONTEXT, "--ssd", tmp_path / "ssd", "--ssd-mib", 64, "--device-mib", 4, "--host-mib", 8)
+    cold, warm = ask(capsys, *options), ask(capsys, *options)
+    assert sum(cold["answers"][0]["cached_tokens"].values()) == 0
+    assert warm["answers"][0]["cached_tokens"]["ssd"] == 128
+    assert warm["answers"][0]["tokens"] == cold["answers"][0]["tokens"]
+
+
+def test_over_a_daemon(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    with (
+        TemporaryDirectory(prefix="kve-") as folder,
+        DaemonProcess(Path(folder), {"device": "4 MiB", "host": "8 MiB", "ssd": "0"}) as daemon,
+    ):
+        daemon.start()
+        options = (model, "-p", CONTEXT, "--socket", daemon.socket)
+        cold, warm = ask(capsys, *options), ask(capsys, *options)
+        assert sum(warm["answers"][0]["cached_tokens"].values()) == 128
+        assert warm["answers"][0]["tokens"] == cold["answers"][0]["tokens"]
+        salted = ask(capsys, *options, "--salt", "tenant")
+        assert sum(salted["answers"][0]["cached_tokens"].values()) == 0
+
+
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    code, out, err = run(capsys, model, "-p", CONTEXT, "-n", 3, "--ignore-eos", "--temperature", 0.7, "--seed", 1)
+    assert code == 0
+    assert [word in out for word in ("computed", "device", "tokens/s", "length", "tokens generated")] == [True] * 5
+    assert "loading" in err
+    again = run(capsys, model, "-p", CONTEXT, "-n", 3, "--ignore-eos", "--temperature", 0.7, "--seed", 1)
+    assert again[1].splitlines()[0] == out.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("-p", "a", "--temperature", "-1"), 2, "sampling.temperature is -1.0"),
+        (("-p", "a", "--device-mib", "0"), 2, "--device-mib is 0"),
+        ((), 2, "no prompt"),
+        (("--file", "no/such/file"), 2, "no/such/file"),
+        (("-p", "a", "--socket", "/no/such/socket"), 3, "/no/such/socket"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_code(
+    capsys: pytest.CaptureFixture[str], model: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    found, out, err = run(capsys, model, *arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+
+
+def test_a_folder_that_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run(capsys, tmp_path, "-p", "a")
+    assert code == 2
+    assert "config.json" in err
+
+
+def test_the_command_is_installed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvstore.tools.kvengine.main", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip()
