@@ -22,6 +22,8 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard setup.py) $(NATIVE)
 	@$(BIN)/python -m pip install -qq --upgrade pip
 	@echo "installing the project and what it needs into $(VENV)"
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[engine,gpu,dev]'
+	@# Byte code now, so that commands start fast even where Python is told not to write any.
+	@$(BIN)/python -m compileall -q kvstore kernels engine tools
 	@touch $@
 
 demo: $(STAMP) ## Three questions over one long text: cold, warm from HOST, warm from SSD after a restart

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from kvstore import __version__
 from kvstore.core import errors
 from kvstore.tools.kvctl.exits import BY_STATUS, Exit
-from kvstore.tools.kvctl.main import COMMANDS
+from kvstore.tools.kvctl.main import COMMANDS, commands_of
 from kvstore.v1 import admin_pb2
 
 ALL = [name for panel in COMMANDS.values() for name in panel]
@@ -91,6 +92,26 @@ def test_an_interrupt_has_its_code(kvctl, daemon):
 )
 def test_a_wrong_command_line_is_a_usage_error(kvctl, words):
     assert kvctl(*words).code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "loaded"),
+    [
+        (["status", "-o", "json"], {"status"}),
+        (["why", "--tokens", "1"], {"why"}),
+        (["--help"], None),
+        (["--version"], None),
+        ([], None),
+        (["statsu"], None),
+    ],
+)
+def test_only_the_command_that_is_meant_is_loaded(words, loaded):
+    assert commands_of(words) == loaded
+
+
+def test_version(kvctl):
+    ran = kvctl("--version")
+    assert (ran.code, ran.out.strip()) == (Exit.OK, __version__)
 
 
 def test_starting_brings_in_no_heavy_package():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from kvstore import __version__
 from kvstore.engine.weights import load_model
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvengine.main import main
@@ -120,8 +119,5 @@ def test_a_folder_that_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "config.json" in err
 
 
-def test_the_command_is_installed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "kvstore.tools.kvengine.main", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip()
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version")[:2] == (0, f"{__version__}\n")
