@@ -153,7 +153,7 @@ class Commit:
     def _take(self, entry: _Entry) -> bool:
         offset = self._movement.take(Tier.HOST, entry.copy.nbytes)
         if offset is None:
-            entry.refuse(Reason.NO_SPACE, Outcome.BUSY)
+            # No refusal yet: the block may be resident elsewhere when it comes to publishing.
             with self._state.locked():
                 self._busy = self._movement.space.busy(Tier.HOST, entry.copy.nbytes)
             return False
@@ -188,8 +188,9 @@ class Commit:
         ready = entry.reservation.area is Area.DEVICE or entry.copied
         if not entry.existed:
             if not ready:
-                # It was resident when the copy was saved, and went meanwhile; or the copy failed.
-                entry.refuse(Reason.EVICTED)
+                # HOST had no room; or the block was resident when its copy was spared, and went meanwhile.
+                full = self._busy is not None
+                entry.refuse(Reason.NO_SPACE if full else Reason.EVICTED, Outcome.BUSY if full else Outcome.MISS)
                 return
             slot = book.block(entry.key, parent, self._namespace, entry.codec)
         entry.outcome, entry.slot = Outcome.HIT, slot
@@ -238,10 +239,11 @@ class Commit:
             if entry.outcome is Outcome.HIT and entry.slot in failures:
                 entry.refuse(failures[entry.slot])
         places = tuple(entry.place for entry in self._entries) if self._lease is not None else ()
+        outcomes = tuple(entry.outcome for entry in self._entries)
         return CommitResult(
-            tuple(entry.outcome for entry in self._entries),
+            outcomes,
             tuple(entry.reason for entry in self._entries),
             tuple(entry.existed for entry in self._entries),
             places,
-            self._busy,
+            self._busy if Outcome.BUSY in outcomes else None,
         )
