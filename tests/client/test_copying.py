@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.client.copying import Copier, Run, aligned_buffer, as_bytes, slices_view
-from kvstore.client.payloads import GetPlan, PutPlan, slot_bytes
+from kvstore.client.payloads import GetPlan, PutPlan, joined, part_of, part_result, slot_bytes
 from kvstore.client.streaming import Assembler, write_messages
 from kvstore.core.errors import CorruptBlock, InvalidArgument
 from kvstore.core.namespace import BlockLayout
-from kvstore.core.types import NamespaceId, Outcome
+from kvstore.core.types import Area, NamespaceId, Outcome, Place, Reason
+from kvstore.store.api import CommitEntry, CommitResult, ReserveResult
 from kvstore.v1 import cache_pb2
 from tests.client.harness import blocks_of, chain, payload, small_spec
 
@@ -72,6 +73,30 @@ def test_batches_share_a_reservation_of_half_the_buffer():
     batches = plan.batches(2 * 4 * LAYOUT.raw_stored_bytes)
     assert [(whole.start, whole.stop, len(parts)) for whole, parts in batches] == [(0, 4, 2), (4, 8, 2), (8, 10, 1)]
     assert [part for _, parts in plan.batches(0) for part in parts] == plan.parts
+
+
+def test_each_part_commits_its_own_entries():
+    keys, tokens = chain(NAMESPACE, 5)
+    plan = PutPlan.of(LAYOUT, blocks_of(LAYOUT, keys, token_ids=tokens), part_bytes=2 * LAYOUT.stored_bytes)
+    outcomes = (Outcome.PENDING, Outcome.HIT, Outcome.PENDING, Outcome.PENDING, Outcome.BUSY)
+    reserved = ReserveResult(outcomes, (11, 0, 13, 14, 0), (Place(Area.BUFFER, 0, 0),) * 5)
+    entries = [entry for p in plan.parts for entry in plan.entries(p, part_of(reserved, p.start, p.stop))]
+    assert entries == [
+        CommitEntry(11, keys[0], bytes(32)),
+        CommitEntry(13, keys[2], keys[1]),
+        CommitEntry(14, keys[3], keys[2]),
+    ]
+    assert plan.tokens([3]) == tokens[48:64]
+
+
+def test_results_of_parts_are_told_in_order():
+    reserved = ReserveResult((Outcome.PENDING, Outcome.HIT, Outcome.BUSY), (1, 0, 0), (None,) * 3)
+    committed = CommitResult((Outcome.MISS,), (Reason.PARENT_MISSING,), (False,))
+    first = part_result(reserved, committed)
+    assert first.outcomes == (Outcome.MISS, Outcome.HIT, Outcome.MISS)
+    assert first.reasons == (Reason.PARENT_MISSING, Reason.NONE, Reason.NO_SPACE)
+    assert first.existed == (False, True, False)
+    assert joined([first, part_result(reserved, None)]).outcomes[3:] == (Outcome.MISS, Outcome.HIT, Outcome.MISS)
 
 
 def sent(count):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from kvstore.client import Backoff, Client, ClientOptions, Control
-from kvstore.core.errors import Unavailable, UnknownLease, UnknownReservation
+from kvstore.core.errors import InvalidArgument, NamespaceMismatch, Unavailable, UnknownLease, UnknownReservation
 from kvstore.core.types import Area, LeaseId, Outcome, Reason, Target, Tier
 from kvstore.store.api import CommitEntry
 from kvstore.v1 import admin_pb2
@@ -207,6 +207,41 @@ def test_ids_of_the_old_boot_raise_when_strict(own_daemon, spec):
             client.commit(namespace, [CommitEntry(held.reservation_ids[0], keys[0], bytes(32))])
         assert client.abort(held.reservation_ids) == 0
         assert old_view[0] in range(256)
+
+
+def test_namespaces_are_open_again_though_nothing_of_them_is_on_disk(tmp_path, spec):
+    process = DaemonProcess(tmp_path)
+    process.start()
+    with Client(process.socket, ClientOptions(strict=True, buffer_bytes=1 << 20, backoff=EAGER)) as client:
+        namespace = client.open_namespace(spec, name="mine").namespace_id
+        keys, _ = chain(namespace, 1)
+        process.kill()
+        process.start()
+        assert client.wait_ready(20)
+        assert client.match(namespace, keys).reason is Reason.NEVER_STORED
+        with pytest.raises(NamespaceMismatch):
+            client.open_namespace(small_spec(dtype="bfloat16"), name="mine")
+    process.stop()
+
+
+def test_not_strict_still_raises_for_the_callers_own_errors_and_no_other(daemon, spec):
+    with Client(daemon.socket, ClientOptions(buffer_bytes=1 << 20)) as client:
+        namespace = client.open_namespace(spec, name=f"name of {spec.salt}").namespace_id
+        keys, _ = chain(namespace, 1)
+        with pytest.raises(InvalidArgument):
+            client.match(namespace, [bytes(31)])
+        with pytest.raises(NamespaceMismatch):
+            client.open_namespace(small_spec(dtype="bfloat16"), name=f"name of {spec.salt}")
+        assert client.fetch(namespace, keys, Target.IN_PLACE, lease_id=LeaseId(77)).outcomes == (Outcome.MISS,)
+        client.renew_lease(LeaseId(77))
+        assert client.commit(namespace, [CommitEntry(77, keys[0], bytes(32))]).reasons == (Reason.DROPPED,)
+        assert client.wait_job(77, 0).outcomes == ()
+        assert client.failures() == {
+            "Fetch:UNKNOWN_LEASE": 1,
+            "RenewLease:UNKNOWN_LEASE": 1,
+            "Commit:UNKNOWN_RESERVATION": 1,
+            "WaitJob:UNKNOWN_JOB": 1,
+        }
 
 
 def test_a_client_may_start_before_its_daemon(tmp_path, spec):
