@@ -88,6 +88,19 @@ def codec(threads: ThreadsOption = "1,2", quick: QuickOption = False, output: Ou
     _run(output, lambda _: run_codec(_numbers(threads), repeats=1 if quick else 9))
 
 
+@app.command()
+def quality(
+    text: Annotated[list[Path], typer.Argument(help="Texts to predict, UTF-8.")],
+    model: Annotated[Path, typer.Option("--model", help="Folder of a model.")] = Path(".cache/models/smollm2"),
+    tokens: Annotated[int, typer.Option("--tokens", help="Take the first tokens of each text.", min=128)] = 4096,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """What each codec costs: KL, argmax, perplexity, attention error, on a text of yours."""
+    from kvstore.tools.kvbench.quality import run_quality  # noqa: PLC0415 - brings torch and transformers
+
+    _run(output, lambda _: run_quality(model, text, tokens))
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         found = tuple(int(word) for word in text.split(","))

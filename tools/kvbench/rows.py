@@ -38,8 +38,8 @@ class Row:
 
     @property
     def fraction(self) -> float | None:
-        """How much of the limit is reached: 1 is at the limit, whatever the unit; None where units differ."""
-        if self.limit is None or self.limit_unit != self.unit or not self.value or not self.limit:
+        """How much of the limit is reached: 1 is at the limit, whatever the unit; None where that has no meaning."""
+        if self.limit is None or self.limit_unit != self.unit or self.value <= 0 or self.limit <= 0:
             return None
         return self.value / self.limit if self.unit in RATES else self.limit / self.value
 

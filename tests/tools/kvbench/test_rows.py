@@ -34,6 +34,7 @@ def test_the_fields_are_those_that_were_promised_and_plain():
         ({"limit": None, "limit_unit": ""}, None),
         ({"limit_unit": "GB/s"}, None),
         ({"value": 0.0}, None),
+        ({"value": -1.0}, None),
     ],
 )
 def test_a_fraction_of_one_is_at_the_limit_whatever_the_unit(changes, fraction):
