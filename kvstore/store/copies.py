@@ -1,7 +1,7 @@
 """Bytes from one place to another, outside the lock: copies with their checksums, and headers.
 
-A checksum is taken of the copy, a piece of ``PIECE`` bytes at a time while the piece is still in the CPU's cache: so
-what the header names is what lies in the arena, whatever the writer does to its buffer meanwhile.
+A checksum is taken in the pass of the copy, of what was copied: so what the header names is what lies in the arena,
+whatever the writer does to its buffer meanwhile.
 """
 
 from __future__ import annotations

@@ -66,7 +66,13 @@ class Put:
     def reserve(
         self, session_id: SessionId, namespace_id: NamespaceId, tier: Tier, keys: Sequence[BlockKey], count: int
     ) -> ReserveResult:
-        """See ``Cache.reserve``."""
+        """See ``Cache.reserve``.
+
+        A key that another writer has reserved and not committed is reserved once more, which spares engines the
+        waiting: both write the same bytes, and the later commit answers HIT with ``existed``. A place in the buffer
+        takes raw slices, whatever the namespace's codec: the copy out of the buffer encodes. BUSY on DEVICE with
+        ``evictable_bytes`` above 0 means that blocks are being demoted now: the same call will find room soon.
+        """
         state = self._state
         validate.check_tier(tier, [t for t in (Tier.DEVICE, Tier.HOST) if t in state.arenas])
         validate.check_reserve(keys, count)

@@ -346,5 +346,9 @@ def test_the_first_raw_tokens_are_a_policy_of_depth(make_world):
     with world.store._state.locked():
         namespace = world.store._state.namespaces.get(namespace_id)
         assert [namespace.codec_at(depth).word for depth in range(3)] == ["raw", "raw", "int8"]
-    with pytest.raises(InvalidArgument, match="raw_layers"):
-        world.cache.open_namespace(spec, policy=NamespacePolicy(raw_layers=(1,)))
+    for refused, field in (
+        (NamespacePolicy(raw_layers=(1,)), "raw_layers"),
+        (NamespacePolicy(lossless="lz4"), "lossless"),
+    ):
+        with pytest.raises(InvalidArgument, match=field):
+            world.cache.open_namespace(spec, policy=refused)
