@@ -44,6 +44,13 @@ class Model:
         return int(self.network.config.max_position_embeddings)
 
 
+def use_threads(count: int) -> None:
+    """Let torch compute on ``count`` threads. Raises InvalidArgument below 1."""
+    if count < 1:
+        raise InvalidArgument("threads", count, "at least 1")
+    torch.set_num_threads(count)
+
+
 def load_model(
     path: Path,
     *,

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 from transformers.utils.logging import disable_progress_bar
 
 from kvstore.client import Client, ClientOptions
@@ -14,7 +13,7 @@ from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.sequence import FinishReason
-from kvstore.engine.weights import Model, load_model
+from kvstore.engine.weights import Model, load_model, use_threads
 from kvstore.store.api import Cache
 from kvstore.tools.kvengine.embedded import embedded_cache
 from kvstore.tools.kvengine.options import Options, parse
@@ -48,7 +47,7 @@ def run(options: Options) -> int:
 
 def _run(options: Options, printer: Printer) -> int:
     if options.threads is not None:
-        torch.set_num_threads(options.threads)
+        use_threads(options.threads)
     with _cache(options) as cache:
         printer.talk(f"loading {options.model}")
         disable_progress_bar()
