@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import struct
 
-import numpy as np
-
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import BlockKey, Codec
 from kvstore.tiers.base import BlockWrite
@@ -28,14 +26,19 @@ class BlockMaker:
         """Key of the block of a seed."""
         return BlockKey(hashlib.sha256(self.namespace_id + struct.pack("<q", seed)).digest())
 
+    def payload(self, seed: int, codec: Codec = Codec.RAW) -> bytes:
+        """The bytes of a block's slices, and what is behind them: noise of its own, from a hash of the seed."""
+        _, stride, stored_bytes = self.layout.of_codec(codec)
+        slices = hashlib.shake_128(struct.pack("<q", seed)).digest(self.layout.layers * stride)
+        return slices.ljust(stored_bytes - self.layout.header_bytes, b"\0")
+
     def block(self, seed: int, parent: BlockKey, codec: Codec = Codec.RAW) -> BlockWrite:
         """A whole stored block, header included."""
         slice_bytes, stride, stored_bytes = self.layout.of_codec(codec)
         stored = memoryview(bytearray(stored_bytes))
-        generator = np.random.Generator(np.random.SFC64(seed))
         header_bytes, layers = self.layout.header_bytes, self.layout.layers
+        stored[header_bytes:] = self.payload(seed, codec)
         slices = stored[header_bytes : header_bytes + layers * stride]
-        slices[:] = generator.bytes(len(slices))
         key = self.key(seed)
         header = BlockHeader(
             codec, layers, slice_bytes, stride, header_bytes, self.spec.block_tokens, self.namespace_id, key, parent,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvstore.testing.blocks import BlockMaker
 from kvstore.tiers.base import BlockRead, ReadStatus
 from kvstore.tiers.ssd import SsdConfig, SsdTier
 from kvstore.tools.crashtest.worker import is_right
+
+BATCH_BLOCKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +54,17 @@ def judge(directory: str, config: SsdConfig, expected: Expected, *, clean: bool)
     verdict.seconds, verdict.cut_bytes = tier.report.seconds, tier.report.cut_bytes
     if tier.report.quarantined:
         verdict.faults.append(f"recovery quarantined {tier.report.quarantined} blocks")
-    for one in blocks:
-        seed = seed_of.get(one.key, -1)
-        into = memoryview(bytearray(maker.layout.stored_bytes))
-        (status,) = tier.read([BlockRead(one.handle, one.key, into)])
-        if seed not in expected.must and seed not in expected.may:
-            verdict.phantoms.append(seed)
-        if status is not ReadStatus.OK or not is_right(maker, seed, into):
-            verdict.corrupt.append(seed)
-        verdict.found.append(seed)
+    for begin in range(0, len(blocks), BATCH_BLOCKS):
+        some = blocks[begin : begin + BATCH_BLOCKS]
+        into = [memoryview(bytearray(maker.layout.stored_bytes)) for _ in some]
+        reads = [BlockRead(one.handle, one.key, data) for one, data in zip(some, into, strict=True)]
+        for one, status, data in zip(some, tier.read(reads), into, strict=True):
+            seed = seed_of.get(one.key, -1)
+            if seed not in expected.must and seed not in expected.may:
+                verdict.phantoms.append(seed)
+            if status is not ReadStatus.OK or not is_right(maker, seed, data):
+                verdict.corrupt.append(seed)
+            verdict.found.append(seed)
     verdict.lost = sorted(expected.must - set(verdict.found))
     counted, real = tier.usage().ledger_bytes, du(directory)
     if counted != real:

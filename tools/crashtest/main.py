@@ -28,11 +28,11 @@ from kvstore.tools.crashtest.judge import Expected, Verdict, du, judge
 from kvstore.tools.crashtest.worker import Worker
 
 CONFIG: Final = SsdConfig(
-    capacity_bytes=32 << 20, segment_bytes=1 << 20, commit_interval_s=0.02, compact_interval_s=0.05,
+    capacity_bytes=16 << 20, segment_bytes=1 << 20, commit_interval_s=0.05, compact_interval_s=0.05,
     journal_bytes=256 << 10, read_threads=4, write_threads=4, io_bytes=1 << 20, read_bytes_in_flight=8 << 20,
     write_bytes_in_flight=8 << 20, io_deadline_s=30.0,
 )  # fmt: skip
-LIFE_SECONDS: Final = (0.05, 1.5)
+LIFE_SECONDS: Final = (0.05, 2.5)
 """A worker is killed after a random time between these; recovery takes some hundredths of the first."""
 
 

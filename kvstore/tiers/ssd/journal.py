@@ -17,9 +17,12 @@
     type 1, an extent became live: u64 extent, u64 offset, u64 age, u32 segment, u8 codec, u8 coding, u16 0,
             32 bytes namespace, 32 bytes parent of block 0, count keys of 32 bytes
     type 2, blocks died: count times (u64 extent, u16 position); unknown ones mean nothing
+    type 3, blocks moved: count times (u64 extent, u16 position, u64 new extent, u16 new position), behind the type 1
+            of the new extent. One that is dead at its old place is dead at the new one; a later type 2 that names
+            the old place means the new one.
 
 A frame is valid if and only if both CRCs agree, its generation is the file's, and its number follows the frame
-before. All records of a frame count, or none: that makes a run of blocks, or a move (type 1 with type 2), atomic.
+before. All records of a frame count, or none: that makes a run of blocks, or a move (type 1 with type 3), atomic.
 """
 
 from __future__ import annotations
@@ -47,8 +50,10 @@ _CRC: Final = struct.Struct("<I")
 _RECORD: Final = struct.Struct("<BxHI")
 _EXTENT: Final = struct.Struct("<QQQIBB2x32s32s")
 _DEAD: Final = struct.Struct("<QH")
+_MOVED: Final = struct.Struct("<QHQH")
 _TYPE_EXTENT: Final = 1
 _TYPE_DROP: Final = 2
+_TYPE_MOVE: Final = 3
 _DROPS_MAX: Final = 4096
 
 
@@ -87,7 +92,14 @@ class DropRecord:
     dead: tuple[tuple[int, int], ...]
 
 
-Record = ExtentRecord | DropRecord
+@dataclass(frozen=True, slots=True)
+class MoveRecord:
+    """Blocks moved: old extent and position, new extent and position."""
+
+    moved: tuple[tuple[int, int, int, int], ...]
+
+
+Record = ExtentRecord | DropRecord | MoveRecord
 
 
 def pack_extent(record: ExtentRecord) -> bytes:
@@ -104,11 +116,20 @@ def pack_extent(record: ExtentRecord) -> bytes:
 
 def pack_drops(dead: Sequence[tuple[int, int]]) -> bytes:
     """The bytes of as many drop records as ``dead`` needs."""
+    return _pack_pairs(_TYPE_DROP, _DEAD, dead)
+
+
+def pack_moves(moved: Sequence[tuple[int, int, int, int]]) -> bytes:
+    """The bytes of as many move records as ``moved`` needs."""
+    return _pack_pairs(_TYPE_MOVE, _MOVED, moved)
+
+
+def _pack_pairs(kind: int, entry: struct.Struct, values: Sequence[tuple[int, ...]]) -> bytes:
     parts: list[bytes] = []
-    for begin in range(0, len(dead), _DROPS_MAX):
-        some = dead[begin : begin + _DROPS_MAX]
-        body = b"".join(_DEAD.pack(number, position) for number, position in some)
-        parts.append(_RECORD.pack(_TYPE_DROP, len(some), len(body)) + body)
+    for begin in range(0, len(values), _DROPS_MAX):
+        some = values[begin : begin + _DROPS_MAX]
+        body = b"".join(entry.pack(*value) for value in some)
+        parts.append(_RECORD.pack(kind, len(some), len(body)) + body)
     return b"".join(parts)
 
 
@@ -178,6 +199,8 @@ def _records(payload: memoryview) -> Iterator[Record]:
             yield _extent(body)
         elif kind == _TYPE_DROP and length == count * _DEAD.size == len(body):
             yield DropRecord(tuple((number, position) for number, position in _DEAD.iter_unpack(body)))
+        elif kind == _TYPE_MOVE and length == count * _MOVED.size == len(body):
+            yield MoveRecord(tuple((old, at, new, to) for old, at, new, to in _MOVED.iter_unpack(body)))
         else:
             raise CorruptBlock(f"a record of type {kind}, {count} entries, {length} bytes", field="record")
 

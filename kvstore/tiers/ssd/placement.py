@@ -29,7 +29,7 @@ class Placer:
         reserve = core.config.segment_size if reserve_bytes is None else reserve_bytes
         blocks = sum(len(run.keys) for run in runs)
         with core.lock:
-            if core.room_bytes(blocks, len(runs)) < 0:
+            if core.room_bytes(blocks, len(runs)) < reserve:
                 core.counters["refused_full"] += 1
                 raise TierFull(f"no room for the index of {blocks} more blocks within {core.config.capacity_bytes}")
         for done, run in enumerate(runs):

@@ -17,7 +17,7 @@ from kvstore.tiers.base import BlockRead, CompactReport, DiskHandle, ReadStatus
 from kvstore.tiers.header import unpack_header
 from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.core import Core, Segment, log
-from kvstore.tiers.ssd.journal import pack_drops, pack_extent
+from kvstore.tiers.ssd.journal import pack_extent, pack_moves
 from kvstore.tiers.ssd.placement import seal_segment
 from kvstore.tiers.ssd.reader import CheckedReader
 from kvstore.tiers.ssd.runs import Run, add_run
@@ -226,7 +226,13 @@ class Reclaimer:
         with core.lock:
             rows = [add_run(core, run) for run in runs]
         records = b"".join(pack_extent(run.record()) for run in runs)
-        records += pack_drops([(one.number, one.position) for some in moves for one in some])
+        records += pack_moves(
+            [
+                (one.number, one.position, run.number, position)
+                for run, some in zip(runs, moves, strict=True)
+                for position, one in enumerate(some)
+            ]
+        )
         segments = tuple(dict.fromkeys(run.segment for run in runs if run.segment is not None))
         pending = self._committer.submit(records, segments, lambda good: self._applied(runs, rows, moves, good))
         try:
@@ -235,15 +241,14 @@ class Reclaimer:
             self._placer.release(runs)
 
     def _applied(self, runs: list[Run], rows: list[int], moves: list[list[Moving]], good: bool) -> None:
-        """The frame is synced: blocks that still live now lie at the new place; others die there too."""
+        """The frame is synced: blocks that still live now lie at the new place. The drop of another names its old
+        place, and whether it stands before or behind this frame, recovery takes it for the new one."""
         core, table = self._core, self._core.table
-        dead: list[tuple[int, int]] = []
         with core.lock:
-            for run, row, some in zip(runs, rows, moves, strict=True):
+            for row, some in zip(rows, moves, strict=True):
                 table.extent_committed[row] = int(good)
                 for position, moving in enumerate(some if good else []):
                     if not self._still_there(moving):
-                        dead.append((run.number, position))
                         continue
                     old = table.block_extent[moving.handle]
                     core.account_block(table.extent(old), -1)
@@ -253,8 +258,6 @@ class Reclaimer:
                 core.free_if_empty(row)
             if good:
                 core.counters["rewritten_bytes"] += sum(run.shape.total_bytes for run in runs)
-            if dead:
-                self._committer.submit(pack_drops(dead))
 
     def _still_there(self, moving: Moving) -> bool:
         table = self._core.table

@@ -30,6 +30,7 @@ class Replay:
         self._order: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
         self._checkpoint: Checkpoint | None = None
         self._by_extent: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
+        self._moved: dict[tuple[int, int], tuple[int, int]] = {}
         self.unknown_dead: set[tuple[int, int]] = set()
 
     def load(self, found: Checkpoint) -> None:
@@ -53,8 +54,11 @@ class Replay:
         if isinstance(record, ExtentRecord):
             self._add(record)
         elif isinstance(record, DropRecord):
-            for number, position in record.dead:
-                self._drop(number, position)
+            for place in record.dead:
+                self._drop(*self._moved.pop(place, place))
+        else:
+            for old, position, new, to in record.moved:
+                self._move((old, position), (new, to))
 
     def finish(self) -> None:
         """Drop what no namespace explains."""
@@ -100,18 +104,27 @@ class Replay:
                     count += 1
         return count
 
-    def _drop(self, number: int, position: int) -> None:
+    def _move(self, old: tuple[int, int], new: tuple[int, int]) -> None:
+        """A block that died before it moved is dead; one that is dropped later under its old name has moved."""
+        if self._drop(*old):
+            self._moved[old] = new
+        else:
+            self._drop(*new)
+
+    def _drop(self, number: int, position: int) -> bool:
+        """Drop a block; False if it was not there."""
         table = self._core.table
         row = self._row_of(number)
         if row is None:
             self.unknown_dead.add((number, position))
-            return
+            return False
         for handle in self._handles_of(row):
             if table.block_extent[handle] == row and table.block_position[handle] == position:
                 table.drop_block(handle)
                 if table.extent_live[row] == 0:
                     table.free_extent(row)
-                return
+                return True
+        return False
 
     def _row_of(self, number: int) -> int | None:
         table = self._core.table

@@ -144,11 +144,9 @@ class Writer:
         with core.lock:
             for run, some in zip(runs, handles, strict=True):
                 for position, handle in enumerate(some):
-                    dead.append((run.number, position))
-                    if core.table.alive(handle) and core.table.key(handle) == run.keys[position]:
-                        row = core.table.block_extent[handle]
-                        if core.table.extent_number[row] == run.number:
-                            core.drop_row(handle)
+                    # Nobody else knows the handle yet, but the block may have been moved.
+                    ours = core.table.alive(handle) and core.table.key(handle) == run.keys[position]
+                    dead.append(core.drop_row(handle) if ours else (run.number, position))
         self._committer.submit(pack_drops(dead))
 
 

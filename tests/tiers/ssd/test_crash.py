@@ -157,3 +157,35 @@ def test_every_call_failing_once(mutations):
         check(disk.crash(Crash.KILL), ledger, f"call {number} ({disk.log[number - 1]}) failed")
         check(disk.crash(Crash.LOST), ledger, f"call {number} ({disk.log[number - 1]}) failed, then power was lost")
     assert number > mutations
+
+
+@pytest.mark.parametrize("moment", ["pwrite", "fdatasync"])
+def test_a_drop_that_races_with_a_move_is_not_undone(moment):
+    """The drop is queued before the move's frame (while its bytes are written) or behind it (while they are synced)."""
+    disk, ledger = FaultyDisk(), Ledger()
+    tier = open_tier(disk)
+    list(tier.recover())
+    tier.put_namespace(MAKER.spec, NamespacePolicy(), "race")
+    for seed in range(20):
+        write(tier, ledger, range(seed, seed + 1), durable=True)
+    drop(tier, ledger, range(6))
+    tier.flush()
+    raced: list[str] = []
+
+    def race(_number: int, kind: str, name: str) -> int:
+        if kind == moment and name.startswith("segment") and not raced:
+            raced.append(name)
+            tier.drop([ledger.handles[MAKER.key(6)]])
+        return 0
+
+    disk.fail = race
+    tier.compact(0.1)
+    disk.fail = lambda *_: 0
+    assert raced
+    if moment == "fdatasync":
+        tier.flush()
+    after = disk.crash(Crash.LOST)
+    tier.close()
+    ledger.durable.discard(MAKER.key(6))
+    ledger.dropped |= {MAKER.key(seed) for seed in range(7)}
+    check(after, ledger, moment)
