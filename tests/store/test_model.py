@@ -14,16 +14,8 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from kvstore.core.keys import chain_keys
 from kvstore.core.types import ROOT_PARENT, Area, Durability, Outcome, Target, Tier, WritePolicy
@@ -375,10 +367,6 @@ class StoreMachine(RuleBasedStateMachine):
             return {book.index.keys[slot] for slot in book.holds}
 
     @invariant()
-    def count_steps(self):
-        DONE["steps"] += 1
-
-    @invariant()
     def nothing_is_lost_or_made_up(self):
         if hasattr(self, "world"):
             assert {key for key in self.every_key() if self.is_resident(key)} == self.committed
@@ -399,7 +387,7 @@ TestStore.settings = QUICK
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_model_for_long():
-    run_state_machine_as_test(StoreMachine, settings=settings(QUICK, max_examples=600, derandomize=False))
+    run_machine(StoreMachine, settings=settings(QUICK, max_examples=600, derandomize=False))
 
 
 def test_the_runs_did_what_they_are_for():
