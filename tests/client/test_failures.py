@@ -206,6 +206,10 @@ def test_ids_of_the_old_boot_raise_when_strict(own_daemon, spec):
         with pytest.raises(UnknownReservation):
             client.commit(namespace, [CommitEntry(held.reservation_ids[0], keys[0], bytes(32))])
         assert client.abort(held.reservation_ids) == 0
+        layout = client.open_namespace(spec).layout
+        assert client.put(namespace, blocks_of(layout, keys)).outcomes == (Outcome.HIT,)
+        started = client.fetch(namespace, keys, Target.BUFFER, lease_id=fresh)
+        assert client.wait_job(started.job_id, 10_000).outcomes == (Outcome.HIT,)
         assert old_view[0] in range(256)
 
 
