@@ -73,20 +73,23 @@ def test_the_coldest_leaf_goes_first_and_parents_after_their_children(make_world
     assert order[:8] == [*cold[::-1], *hot[::-1]]
 
 
-def test_a_used_leaf_keeps_its_parents_which_then_go_right_after_it(make_world):
-    world = make_world(host_blocks=6, write=1)
+@pytest.mark.parametrize("with_disk", [False, True])
+def test_a_used_leaf_keeps_its_parents_which_then_go_right_after_it(make_world, disk, with_disk):
+    world = make_world(host_blocks=6, disk=disk if with_disk else None)
     old, other = world.chain(1, 3), world.chain(2, 3)
     world.put(old)
     world.put(other)
+    world.run()
     # Only the leaf of the old chain is used; its parents are colder than all of the other chain.
     lease = world.cache.grant_lease("use", 1000)
     world.cache.fetch(world.namespace_id, old[2:], Target.IN_PLACE, lease_id=lease)
     world.cache.release(lease)
     order = []
     for number in range(3, 9):
-        before = set(resident(world, old + other))
+        before = set(resident(world, old + other, HOST))
         world.put(world.chain(number, 1))
-        order += before - set(resident(world, old + other))
+        world.run()
+        order += before - set(resident(world, old + other, HOST))
     assert order == [*other[::-1], *old[::-1]]
 
 
@@ -189,6 +192,7 @@ def test_a_recovered_parent_that_comes_after_its_child_is_adopted():
     assert len(book.index) == 0
 
 
-def resident(world, keys):
+def resident(world, keys, tiers=DEVICE | HOST | SSD):
     with world.store._state.locked() as book:
-        return [k for k in keys if (s := book.index.slots.get(k, NONE)) != NONE and book.index.residency[s]]
+        slots = {key: book.index.slots.get(key, NONE) for key in keys}
+        return [key for key, slot in slots.items() if slot != NONE and book.index.residency[slot] & tiers]
