@@ -117,6 +117,7 @@ def attention_variant(  # noqa: PLR0913  (the axes of the gate)
         {"FORM": shape.form},
         shape.warps,
         shape.stages,
+        shape.options,
     )
 
 

@@ -81,6 +81,5 @@ def _launch(
         options.window or 0,
         1.0 if options.soft_cap is None else options.soft_cap,
         FORM=shape.form,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
+        **shape.options,
     )

@@ -25,7 +25,7 @@ PREFILL_ROWS: Final = 64
 """Rows of a prefill tile over 16-bit slices."""
 
 SMALL_PREFILL_ROWS: Final = 32
-"""Rows of a prefill tile over int8 slices: with 64 the compiler runs out of registers. (Over fp32 it is 16.)"""
+"""Rows of a prefill tile over int8 slices, which need more registers."""
 
 PROGRAMS_A_MULTIPROCESSOR: Final = 4
 """Programs wanted for each multiprocessor when work is split: enough to fill it and to even the end out."""
@@ -65,11 +65,22 @@ class KernelForm:
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """A form with the number of warps and of pipeline stages that it is compiled with."""
+    """A form with what it is compiled with: warps, pipeline stages, and a bound on registers (None on AMD).
+
+    The bound is one that no variant reaches: told of none, ptxas aims at an occupancy of its own choice and
+    spills 8 bytes here and there to get it.
+    """
 
     form: KernelForm
     warps: int
     stages: int
+    registers_max: int | None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The launch's keyword arguments besides the form."""
+        bound = {} if self.registers_max is None else {"maxnreg": self.registers_max}
+        return {"num_warps": self.warps, "num_stages": self.stages} | bound
 
 
 def choose_form(
@@ -103,7 +114,7 @@ def choose_form(
         tile=min(geometry.block_tokens, 32 if full or (wide and hip) else 64),
         kv_heads=geometry.kv_heads,
         group=group,
-        block_m=DECODE_ROWS if decode or full else SMALL_PREFILL_ROWS if raw is None else PREFILL_ROWS,
+        block_m=_rows_of_a_tile(geometry.head_dim, raw, decode=decode),
         raw=raw,
         precision="tf32x3" if full and not hip and not interpreted else "ieee",
         head_bytes=head_bytes,
@@ -114,7 +125,19 @@ def choose_form(
     )
     # Stages are what compiles without spilling: fp32 tiles are large, and AMD's prefill has no registers to spare.
     one_stage = (hip and not decode) or (full and geometry.head_dim > 32)
-    return LaunchShape(form, warps=8 if wide and not decode else 4, stages=1 if one_stage else 2)
+    return LaunchShape(
+        form,
+        warps=8 if wide and not decode else 4,
+        stages=1 if one_stage else 2,
+        registers_max=None if hip else 128 if decode and raw in (tl.float16, tl.bfloat16) and not wide else 255,
+    )
+
+
+def _rows_of_a_tile(head_dim: int, raw: tl.dtype | None, *, decode: bool) -> int:
+    """The tallest tile that compiles without spilling, for every target of the compile gate."""
+    if decode or raw is tl.float32 or (raw is None and head_dim <= 32):
+        return DECODE_ROWS
+    return SMALL_PREFILL_ROWS if raw is None else PREFILL_ROWS
 
 
 def check_geometry(geometry: SliceGeometry, codec: str) -> None:

@@ -33,6 +33,7 @@ class Launch:
     warps: int
     stages: int
     fused: bool
+    registers_max: int | None
 
 
 @pytest.fixture
@@ -54,6 +55,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
                 options_used.num_warps,
                 options_used.num_stages,
                 options_used.enable_fp_fusion,
+                options_used.maxnreg,
             )
         )
         return kernel
@@ -74,6 +76,7 @@ def check(launch: Launch, variant: Any) -> None:
     pointers = {name for name, kind in variant.signature.items() if kind.startswith("*")}
     assert launch.aligned == pointers | ({"words"} & set(variant.signature))
     assert (launch.warps, launch.stages) == (variant.warps, variant.stages)
+    assert launch.registers_max == variant.options.get("maxnreg")
     assert launch.fused is variant.options.get("enable_fp_fusion", True)
 
 
