@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -128,7 +129,8 @@ class SessionServer:
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
                 call_id, hello = await _read_hello(connection)
-            handle = self._open(hello, peer)
+            # In the pool, since the buffer's pages are faulted in: 70 ms for 64 MiB where there are no huge pages.
+            handle = await self._dispatcher.work(partial(self._open, hello, peer))
             admin = peer.uid in self._options.admin_uids
             token = sessions.add_local(handle, admin=admin)
             self._welcome(connection, call_id, token, self._shared(hello, handle))

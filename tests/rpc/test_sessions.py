@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 
 import grpc
@@ -23,11 +24,11 @@ from kvstore.core.types import SessionId
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import BoundedPool, check_rights
 from kvstore.rpc.errors import from_detail
-from kvstore.rpc.framing import FrameDecoder, FrameKind, pack_frame
+from kvstore.rpc.framing import PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
 from kvstore.rpc.listener import SocketLock, bind_unix, check_socket_path
 from kvstore.rpc.session_server import CALLS_MAX, _Connection
 from kvstore.rpc.table import METHODS
-from kvstore.v1 import leases_pb2, session_pb2
+from kvstore.v1 import admin_pb2, leases_pb2, session_pb2
 from tests.client.harness import until
 
 
@@ -246,3 +247,21 @@ class TestListener:
             check_socket_path(tmp_path / ("x" * 108))
         with pytest.raises(InvalidArgument):
             bind_unix(tmp_path / "missing" / "s", 0o600)
+
+
+@pytest.mark.parametrize("after", ["hello", "half a hello", "nothing"])
+def test_a_client_that_is_gone_before_its_welcome_leaves_no_session(config, daemon, watcher, after):
+    def sessions():
+        reply = watcher.connection()[0].call("kvstore.v1.Admin/Status", b"", 10.0)
+        return admin_pb2.StatusResponse.FromString(reply).sessions
+
+    before = sessions()
+    hello = session_pb2.Hello(protocol_version=PROTOCOL_VERSION, name="hasty", buffer_bytes=1 << 20)
+    frame = pack_frame(1, FrameKind.HELLO, hello.SerializeToString())
+    for _ in range(5):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hasty:
+            hasty.connect(str(config.socket))
+            hasty.sendall({"hello": frame, "half a hello": frame[:10], "nothing": b""}[after])
+    with Client(config.socket, ClientOptions(strict=True, buffer_bytes=0)) as later:
+        assert later.grant_lease("after them", 1000)
+    until(lambda: sessions() == before)
