@@ -122,7 +122,14 @@ def attention_variant(  # noqa: PLR0913  (the axes of the gate)
 
 
 def other_variants(head_dim: int, dtype: str) -> Iterator[Variant]:
-    """Yield the codec's kernels, the merge and the copy for one head size and dtype."""
+    """Yield the codec's kernels for one head size and dtype, the merge for that head size, and the copy."""
+    yield from codec_variants(head_dim, dtype)
+    yield merge_variant(head_dim)
+    yield copy_variant()
+
+
+def codec_variants(head_dim: int, dtype: str) -> Iterator[Variant]:
+    """Yield quantise and dequantise of K and of V."""
     form = codec_form(SliceGeometry(8, head_dim, 64, dtype))
     addresses = {"raw_addresses": "*i64", "coded_addresses": "*i64"}
     rest = {"layers": "i32", "FORM": "constexpr"}
@@ -133,13 +140,21 @@ def other_variants(head_dim: int, dtype: str) -> Iterator[Variant]:
     for kernel in (dequantise_keys_kernel, dequantise_values_kernel):
         name = f"{kernel.__name__.removesuffix('_kernel')} {dtype} d{head_dim}"
         yield Variant(name, kernel, addresses | rest, {"FORM": form}, 4)
-    signature = dict.fromkeys(("part_out", "part_lse", "sinks", "out", "lse"), "*fp32")
+
+
+def merge_variant(head_dim: int) -> Variant:
+    """Return the merge with sinks, of 32 heads."""
+    signature: dict[str, str] = dict.fromkeys(("part_out", "part_lse", "sinks", "out", "lse"), "*fp32")
     signature |= {"parts": "i32", "pairs": "i32"}
     constants = {"HEADS": 32, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "HAS_SINKS": True}
     signature |= dict.fromkeys(constants, "constexpr")
-    yield Variant(f"merge d{head_dim}", merge_kernel, signature, constants, 1 if head_dim <= 64 else 4)
+    return Variant(f"merge d{head_dim}", merge_kernel, signature, constants, 1 if head_dim <= 64 else 4)
+
+
+def copy_variant() -> Variant:
+    """Return the copy of blocks."""
     signature = {"sources": "*i64", "targets": "*i64", "words": "i32", "WORDS": "constexpr"}
-    yield Variant("copy", copy_kernel, signature, {"WORDS": WORDS_A_PROGRAM}, 4, narrow_max=0)
+    return Variant("copy", copy_kernel, signature, {"WORDS": WORDS_A_PROGRAM}, 4, narrow_max=0)
 
 
 def representative_variants(backend: str) -> Iterator[Variant]:
@@ -160,7 +175,9 @@ def all_variants(backend: str) -> Iterator[Variant]:
                 for masked in (False, True):
                     yield attention_variant(backend, head_dim, dtype, codec, decode=decode, masked=masked)
         for dtype in POINTERS:
-            yield from other_variants(head_dim, dtype)
+            yield from codec_variants(head_dim, dtype)
+        yield merge_variant(head_dim)
+    yield copy_variant()
 
 
 def compile_variant(variant: Variant, target_name: str) -> Report:

@@ -24,6 +24,12 @@ def test_code_for_every_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_takes_longer(tmp_path: Path) -> None:
+    run_tests("interpreted", ("report",), tmp_path, "-m", "slow", interpreted=True)
+    run_tests("compiled", ("gate",), tmp_path, "-m", "slow", interpreted=False)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
 def test_every_shipped_variant_compiles(target: str, tmp_path: Path) -> None:

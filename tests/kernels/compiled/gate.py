@@ -41,7 +41,7 @@ def test_the_gate_sees_narrow_loads(target: str) -> None:
     assert any("2 bytes or less" in problem for problem in compile_variant(variant, target).problems)
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("target", ["sm_90", pytest.param("gfx942", marks=pytest.mark.slow)])
 def test_the_gate_sees_spills(target: str) -> None:
     """A prefill tile over int8 with twice the rows that ship does not fit in the registers."""
     variant = attention_variant(TARGETS[target].backend, 128, "float16", "int8", decode=False, masked=True)
