@@ -10,7 +10,7 @@ import numpy as np
 from kvstore.core.errors import TierUnavailable
 from kvstore.core.types import Reason, Tier
 from kvstore.store.movement import Failures, Movement
-from kvstore.store.persist import Persister
+from kvstore.store.persist import Persister, in_chains
 from kvstore.store.report import FlushReport
 
 log = logging.getLogger(__name__)
@@ -120,17 +120,3 @@ class Durably:
                 if walk in failures:
                     found[slot] = failures[walk]
         return found
-
-
-def in_chains(slots: Sequence[int], parents: Sequence[int]) -> list[int]:
-    """Slots, given by depth with their parents, reordered so that a child follows its parent wherever possible."""
-    first_child: dict[int, int] = {}
-    for slot, parent in zip(slots, parents, strict=True):
-        first_child.setdefault(parent, slot)
-    ordered: dict[int, None] = {}
-    for slot in slots:
-        walk: int | None = slot
-        while walk is not None and walk not in ordered:
-            ordered[walk] = None
-            walk = first_child.get(walk)
-    return list(ordered)

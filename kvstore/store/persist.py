@@ -25,7 +25,7 @@ class Persister:
         self._movement = movement
         self._state = movement.state
         self._promoter = promoter
-        movement.demotions[Tier.HOST] = self.to_ssd
+        movement.demotions[Tier.HOST] = self.demote
 
     def to_ssd(self, slots: Sequence[int], *, durable: bool = False) -> Failures:
         """Make READY copies on SSD; a block that is on DEVICE only is copied to HOST first."""
@@ -34,9 +34,39 @@ class Persister:
         with self._state.locked() as book:
             device_only = [s for s in slots if book.index.residency[s] == Tier.DEVICE.bit]
         failures = self._promoter.to_host(device_only)
-        left = [slot for slot in slots if slot not in failures]
+        left = self._by_chain([slot for slot in slots if slot not in failures])
         failures.update(self._movement.fill(left, Tier.SSD, (Tier.HOST,), _Writer(self._movement, durable)))
         return failures
+
+    def demote(self, slots: Sequence[int]) -> Failures:
+        """Make READY copies on SSD of blocks that are to leave HOST, and of their ancestors in HOST beside them.
+
+        The ancestors leave next, as leaves go first: written now they make one extent instead of many, and a block
+        is not on SSD without its parents, where a restart could not reach it.
+        """
+        extent: dict[int, None] = {}
+        with self._state.locked() as book:
+            for slot in slots:
+                walk = slot
+                while (
+                    walk >= 0 and walk not in extent and len(extent) < len(slots) + self._state.config.extent_blocks_max
+                ):
+                    if book.index.residency[walk] & (Tier.HOST.bit | Tier.SSD.bit) != Tier.HOST.bit:
+                        break
+                    extent[walk] = None
+                    book.ref(walk)
+                    walk = book.index.parent[walk]
+        try:
+            return self.to_ssd([*extent, *(slot for slot in slots if slot not in extent)])
+        finally:
+            with self._state.locked() as book:
+                for slot in extent:
+                    book.unref(slot)
+
+    def _by_chain(self, slots: Sequence[int]) -> list[int]:
+        with self._state.locked() as book:
+            ordered = sorted(slots, key=book.index.depth.__getitem__)
+            return in_chains(ordered, [book.index.parent[slot] for slot in ordered])
 
     def with_ancestors(self, slots: Iterable[int]) -> list[int]:
         """These and every ancestor that is not on SSD, parents first, with a ref each: what a restart needs."""
@@ -141,3 +171,17 @@ def extents(fills: Sequence[Fill], blocks_max: int) -> list[list[Fill]]:
         else:
             runs.append([fill])
     return runs
+
+
+def in_chains(slots: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Slots, given by depth with their parents, reordered so that a child follows its parent wherever possible."""
+    first_child: dict[int, int] = {}
+    for slot, parent in zip(slots, parents, strict=True):
+        first_child.setdefault(parent, slot)
+    ordered: dict[int, None] = {}
+    for slot in slots:
+        walk: int | None = slot
+        while walk is not None and walk not in ordered:
+            ordered[walk] = None
+            walk = first_child.get(walk)
+    return list(ordered)

@@ -44,13 +44,13 @@ class Space:
         """Called (lock held, must not block) when room for ``nbytes`` needs demotion."""
 
     def allocate(self, tier: Tier, nbytes: int) -> int | None:
-        """A range of an arena, dropping the coldest copies that have a colder one. None if that is not enough."""
+        """A range of an arena, dropping the coldest copies that have a colder one. None if that is not enough: what
+        needs demotion is left to whoever may wait (``Movement.take``), or to the reclaimer (``wake``)."""
         arena = self._state.arenas[tier]
         offset = arena.allocate(nbytes)
         if offset is None:
             victims = self.gather(tier, nbytes, demote=False)
             if victims is None:
-                self.wake(tier, nbytes)
                 return None
             self.drop(tier, victims)
             offset = arena.allocate(nbytes)

@@ -163,7 +163,7 @@ def test_events_tell_the_new_tier_before_the_old(make_world, disk):
     told = [(e.kind.name, e.tier.name, e.keys) for e in world.store.events_after(0)]
     assert told == [
         ("STORED", "HOST", tuple(keys)),
-        ("STORED", "SSD", (keys[1],)),
+        ("STORED", "SSD", tuple(keys)),
         ("REMOVED", "HOST", (keys[1],)),
         ("STORED", "HOST", tuple(world.chain(2, 1))),
     ]

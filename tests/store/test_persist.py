@@ -9,11 +9,13 @@ import pytest
 
 from kvstore.core.errors import InvalidArgument, TierFull, TierUnavailable
 from kvstore.core.namespace import NamespacePolicy
-from kvstore.core.types import Durability, Outcome, Reason, Tier, WritePolicy
+from kvstore.core.types import Durability, Outcome, Reason, Target, Tier, WritePolicy
 from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.embedded import build_store
+from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import ON_DEVICE, SPEC, STORED
+from kvstore.tiers.ssd import SsdConfig, SsdTier
 
 DEVICE, HOST, SSD = (tier.bit for tier in (Tier.DEVICE, Tier.HOST, Tier.SSD))
 HIT, MISS, PENDING, BUSY = Outcome.HIT, Outcome.MISS, Outcome.PENDING, Outcome.BUSY
@@ -34,7 +36,7 @@ def test_extents_hold_one_chain_and_have_a_bound(make_world, disk):
     world.put(a)
     world.put(b)
     world.run()
-    assert disk.writes == [tuple(a[:4]), tuple(a[4:]), tuple(b)]
+    assert sorted(disk.writes) == sorted([tuple(a[:4]), tuple(a[4:]), tuple(b)])
 
 
 def test_device_blocks_go_to_ssd_by_way_of_host(world, disk):
@@ -52,8 +54,8 @@ def test_back_writes_when_host_needs_the_room(make_world, disk):
     world.run()
     assert disk.keys() == []
     world.put(world.chain(2, 1))
-    assert disk.keys() == keys[2:]
-    assert world.residency(keys) == (HOST, HOST, SSD)
+    assert disk.keys() == keys
+    assert world.residency(keys) == (HOST | SSD, HOST | SSD, SSD)
     assert world.store.status().counters["host_demoted"] == 1
 
 
@@ -352,3 +354,28 @@ def test_the_first_raw_tokens_are_a_policy_of_depth(make_world):
     ):
         with pytest.raises(InvalidArgument, match=field):
             world.cache.open_namespace(spec, policy=refused)
+
+
+def test_demotion_writes_a_chain_as_one_extent(make_world, disk):
+    world = make_world(host_blocks=6, disk=disk, write=WritePolicy.BACK)
+    keys = world.chain(1, 6)
+    world.put(keys)
+    for number in range(2, 6):
+        world.put(world.chain(number, 1))
+    assert disk.writes == [tuple(keys)]
+    assert world.residency(keys) == (HOST | SSD,) * 2 + (SSD,) * 4
+
+
+def test_the_real_tier_is_warm_after_a_restart(make_world, tmp_path):
+    config = SsdConfig(capacity_bytes=64 << 20, segment_bytes=1 << 20)
+    world = make_world(disk=SsdTier(str(tmp_path), config), threads=1)
+    kept, last = world.chain(1, 4), world.chain(2, 3)
+    assert world.put(kept, durability=Durability.DURABLE).outcomes == (HIT,) * 4
+    world.put(last, tier=Tier.DEVICE)
+    world.close()
+    again = make_world(disk=SsdTier(str(tmp_path), config))
+    assert again.residency(kept) == (SSD,) * 4
+    assert again.residency(last) == (SSD,) * 3
+    assert again.fetch(kept, Target.DEVICE).outcomes == (HIT,) * 4
+    assert again.fetch(last, Target.BUFFER).outcomes == (HIT,) * 3
+    assert violations(again.store) == []
