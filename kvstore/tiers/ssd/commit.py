@@ -131,12 +131,20 @@ class Committer:
                 self._wanted = False
                 closing = self._closing
             if batch:
-                errors = self._commit(batch)
-                self._report_losses(batch, errors)
-                self._settle(batch, errors)
+                self._commit_and_tell(batch)
             if closing and not self._queue:
                 self._final_checkpoint()
                 return
+
+    def _commit_and_tell(self, batch: list[Pending]) -> None:
+        try:
+            errors = self._commit(batch)
+        except Exception as bug:  # noqa: BLE001 - a dead committer would leave everybody waiting: they are told
+            log.exception("a group commit failed")
+            self._core.health.write_failed("commit", bug)
+            errors = [bug] * len(batch)
+        self._report_losses(batch, errors)
+        self._settle(batch, errors)
 
     def _await_work(self) -> None:
         interval = self._core.config.commit_interval_s
@@ -244,7 +252,8 @@ class Committer:
     def _try_checkpoint(self) -> None:
         try:
             self.write_checkpoint()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - the journal goes on without; a dead committer would not
+            log.warning("the checkpoint failed: %s", error)
             self._core.health.write_failed("checkpoint", error)
 
     def _final_checkpoint(self) -> None:

@@ -7,6 +7,7 @@ block's handle stays. What it costs is counted in ``rewritten_bytes``.
 
 from __future__ import annotations
 
+import mmap
 import threading
 from dataclasses import dataclass
 from typing import Final
@@ -24,8 +25,8 @@ from kvstore.tiers.ssd.runs import Run, add_run
 from kvstore.tiers.ssd.table import Extent
 from kvstore.tiers.ssd.writer import Writer
 
-BATCH_BYTES: Final = 32 << 20
-"""Bytes moved at a time: memory that rewriting takes, and how long a read may find the disk busy with it."""
+BATCH_BYTES: Final = 8 << 20
+"""Bytes moved at a time: memory that rewriting takes, and what a read may find before it in the queue (some 5 ms)."""
 
 DEAD_SHARE_MIN: Final = 0.1
 """On demand, a segment with less dead than this is not rewritten: it would cost ten bytes written for one gained."""
@@ -166,20 +167,24 @@ class Reclaimer:
 
     def _move(self, batch: list[Moving]) -> bool:
         core = self._core
-        stored: list[memoryview] = []
+        found: list[tuple[Moving, int]] = []
         with core.lock:
             for moving in batch:
                 if core.table.alive(moving.handle) and core.table.key(moving.handle) == moving.key:
                     extent = core.table.extent(core.table.block_extent[moving.handle])
-                    nbytes = core.spaces[extent.space].layout.of_codec(extent.codec)[2]
-                    stored.append(memoryview(bytearray(nbytes)))
-                else:
-                    stored.append(memoryview(b""))
-        found = [(moving, data) for moving, data in zip(batch, stored, strict=True) if len(data)]
-        status = self._reader([BlockRead(moving.handle, moving.key, data) for moving, data in found])
+                    found.append((moving, core.spaces[extent.space].layout.of_codec(extent.codec)[2]))
+        if not found:
+            return True
+        # Page-aligned, and stored blocks are whole pages: they are written from where they were read to.
+        memory = memoryview(mmap.mmap(-1, sum(nbytes for _, nbytes in found)))
+        pairs: list[tuple[Moving, memoryview]] = []
+        for moving, nbytes in found:
+            pairs.append((moving, memory[:nbytes]))
+            memory = memory[nbytes:]
+        status = self._reader([BlockRead(moving.handle, moving.key, data) for moving, data in pairs])
         if ReadStatus.UNAVAILABLE in status:
             return False
-        good = [pair for pair, outcome in zip(found, status, strict=True) if outcome is ReadStatus.OK]
+        good = [pair for pair, outcome in zip(pairs, status, strict=True) if outcome is ReadStatus.OK]
         runs, moves = self._plan(good)
         if runs:
             self._placer.place(runs, reserve_bytes=0)

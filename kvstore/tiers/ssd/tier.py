@@ -206,6 +206,7 @@ class SsdTier:
     def flush(self) -> None:
         """See ``DiskTier.flush``."""
         self._require_open()
+        self._core.health.require_writes()
         self._committer.flush()
 
     def quarantine(self) -> Sequence[QuarantineEntry]:
@@ -232,7 +233,11 @@ class SsdTier:
             segments = [*core.segments.values(), *core.spares]
             core.segments.clear()
             core.spares.clear()
-        for segment in segments:
+            for segment in segments:
+                segment.doomed = True
+            idle = [segment for segment in segments if segment.users == 0]
+        # One with an I/O under way is closed behind it: its number must not be given to another file before.
+        for segment in idle:
             self._port.close(segment.fd)
         self._port.close(self._lock_fd)
 

@@ -256,3 +256,19 @@ def test_removed_metadata_is_made_anew(make_case, names):
     found = {one.key for one in tier.recover()}
     tier.close()
     assert acknowledged <= found
+
+
+def test_concurrent_committers_share_syncs(make_case):
+    case = make_case(io_deadline_s=30.0)
+    before = case.tier.state.counters["syncs"]
+    case.disk.stall("fdatasync")
+    committers = [threading.Thread(target=case.write, args=(seed,)) for seed in range(100, 164)]
+    for committer in committers:
+        committer.start()
+    # All but the first group queue up while the first sync stands still.
+    while case.tier.state.counters["blocks_written"] < 66:
+        threading.Event().wait(0.001)
+    case.disk.release()
+    for committer in committers:
+        committer.join()
+    assert case.tier.state.counters["syncs"] - before <= 8
