@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -59,18 +60,32 @@ class AsyncTransfer:
             return joined(results)
         plan = PutPlan.of(layout, blocks)
         under_way: asyncio.Task[CommitResult] | None = None
-        for batch, parts in plan.batches(client.options.buffer_bytes):
-            reserved = await client.reserve(namespace_id, Tier.HOST, keys=plan.keys(batch))
-            for part in parts:
-                mine = part_of(reserved, part.start - batch.start, part.stop - batch.start)
-                written = await client.guarded("write", self._write(plan, part, mine), lambda: False)
-                if under_way is not None:
-                    results.append(await under_way)
-                commit = self._commit(namespace_id, plan, part, mine) if written else self._lost(part)
-                under_way = asyncio.create_task(commit)
-        if under_way is not None:
-            results.append(await under_way)
+        reserved: ReserveResult | None = None
+        try:
+            for batch, parts in plan.batches(client.options.buffer_bytes):
+                reserved = await client.reserve(namespace_id, Tier.HOST, keys=plan.keys(batch))
+                for part in parts:
+                    mine = part_of(reserved, part.start - batch.start, part.stop - batch.start)
+                    written = await client.guarded("write", self._write(plan, part, mine), lambda: False)
+                    if under_way is not None:
+                        results.append(await under_way)
+                    commit = self._commit(namespace_id, plan, part, mine) if written else self._lost(part)
+                    under_way = asyncio.create_task(commit)
+            if under_way is not None:
+                results.append(await under_way)
+        except KVStoreError:
+            await self._undo(under_way, reserved)
+            raise
         return joined(results)
+
+    async def _undo(self, under_way: asyncio.Task[CommitResult] | None, reserved: ReserveResult | None) -> None:
+        """Take the reply of a commit that was sent, and give back what was reserved and not committed."""
+        if under_way is not None:
+            await asyncio.gather(under_way, return_exceptions=True)
+        ids = [number for number in reserved.reservation_ids if number] if reserved is not None else []
+        if ids:
+            with contextlib.suppress(KVStoreError):
+                await self._client.abort(ids)
 
     async def _write(self, plan: PutPlan, part: slice, reserved: ReserveResult) -> bool:
         pending = pending_of(reserved)

@@ -229,13 +229,19 @@ def slot_bytes(layout: BlockLayout) -> int:
 
 def views_of(fetched: FetchResult, layout: BlockLayout, memory: Memory) -> tuple[BlockView | None, ...]:
     """Where the fetched blocks lie."""
+    areas: dict[Area, memoryview] = {}
+    sizes: dict[Codec, int] = {}
     views: list[BlockView | None] = []
     for outcome, place in zip(fetched.outcomes, fetched.places, strict=True):
         if place is None or outcome is not Outcome.HIT:
             views.append(None)
             continue
-        run = run_of(place, layout)
-        views.append(BlockView(memory(place.area), run.offset, run.stride, run.slice_bytes, run.layers, place.codec))
+        area, offset, stride, codec = place
+        if area not in areas:
+            areas[area] = memory(area)
+        if codec not in sizes:
+            sizes[codec] = layout.of_codec(codec)[0]
+        views.append(BlockView(areas[area], offset, stride, sizes[codec], layout.layers, codec))
     return tuple(views)
 
 

@@ -6,6 +6,7 @@ get copies from the arenas. Remote clients use the streams Read and Write.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -79,17 +80,34 @@ class Transfer:
         plan = PutPlan.of(layout, blocks)
         results: list[CommitResult] = []
         under_way: Callable[[], CommitResult] | None = None
-        for batch, parts in plan.batches(self._client.options.buffer_bytes):
-            reserved = self._client.reserve(namespace_id, Tier.HOST, keys=plan.keys(batch))
-            for part in parts:
-                mine = part_of(reserved, part.start - batch.start, part.stop - batch.start)
-                written = self._guarded("write", partial(self._write, plan, part, mine), lambda: False)
-                if under_way is not None:
-                    results.append(under_way())
-                under_way = self._commit(namespace_id, plan, part, mine) if written else partial(_lost, part)
-        if under_way is not None:
-            results.append(under_way())
+        reserved: ReserveResult | None = None
+        try:
+            for batch, parts in plan.batches(self._client.options.buffer_bytes):
+                reserved = self._client.reserve(namespace_id, Tier.HOST, keys=plan.keys(batch))
+                for part in parts:
+                    mine = part_of(reserved, part.start - batch.start, part.stop - batch.start)
+                    written = self._guarded("write", partial(self._write, plan, part, mine), lambda: False)
+                    if under_way is not None:
+                        begun, under_way = under_way, None
+                        results.append(begun())
+                    under_way = self._commit(namespace_id, plan, part, mine) if written else partial(_lost, part)
+            if under_way is not None:
+                begun, under_way = under_way, None
+                results.append(begun())
+        except KVStoreError:
+            self._undo(under_way, reserved)
+            raise
         return joined(results)
+
+    def _undo(self, under_way: Callable[[], CommitResult] | None, reserved: ReserveResult | None) -> None:
+        """Take the reply of a commit that was sent, and give back what was reserved and not committed."""
+        if under_way is not None:
+            with contextlib.suppress(KVStoreError):
+                under_way()
+        ids = [number for number in reserved.reservation_ids if number] if reserved is not None else []
+        if ids:
+            with contextlib.suppress(KVStoreError):
+                self._client.abort(ids)
 
     def _write(self, plan: PutPlan, part: slice, reserved: ReserveResult) -> bool:
         pending = pending_of(reserved)

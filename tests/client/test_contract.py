@@ -346,6 +346,16 @@ class TestWholePayloads:
         assert got.payloads[5] is None
         cache.close()
 
+    def test_wrong_tokens_leave_no_reservation(self, kind, request, spec):
+        cache = make_cache(kind, request)
+        opened = cache.open_namespace(spec)
+        keys, tokens = chain(opened.namespace_id, 3)
+        with pytest.raises(InvalidArgument):
+            cache.put(opened.namespace_id, blocks_of(opened.layout, keys, token_ids=[t + 1 for t in tokens]))
+        again = cache.put(opened.namespace_id, blocks_of(opened.layout, keys, token_ids=tokens))
+        assert (again.outcomes, again.existed) == ((Outcome.HIT,) * 3, (False,) * 3)
+        cache.close()
+
     def test_a_payload_of_the_wrong_size_is_refused(self, kind, request, spec):
         cache = make_cache(kind, request)
         opened = cache.open_namespace(spec)
