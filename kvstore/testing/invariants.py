@@ -16,7 +16,9 @@ def violations(store: Store) -> list[str]:
     """One sentence for each rule that is broken now. Takes the store's lock."""
     state = store._state
     with state.locked() as book:
-        return [*_counts(book), *_lists(book), *_totals(state, book), *_owners(state, book)]
+        at_rest = not (state.owners.jobs or book.fills or book.io or any(store._movers.queued))
+        left = [f"slots {list(book.refs)} are remembered by nobody"] if at_rest and book.refs else []
+        return [*left, *_counts(book), *_lists(book), *_totals(state, book), *_owners(state, book)]
 
 
 def _counts(book: Book) -> list[str]:
