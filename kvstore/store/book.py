@@ -23,6 +23,10 @@ from kvstore.store.namespaces import Namespace, NamespaceTable
 from kvstore.store.report import EventKind
 from kvstore.tiers.base import Arena, DiskHandle
 
+# Looked up by number on every fetch, where calling the enum would cost more than the rest of the step.
+_CODECS = tuple(Codec)
+_TIERS = (Tier.DEVICE, *Tier)
+
 _CAUSES = {Reason.EVICTED: "evicted", Reason.REMOVED: "removed", Reason.QUARANTINED: "quarantined"}
 
 
@@ -76,7 +80,7 @@ class Book:
 
     def codec(self, slot: int) -> Codec:
         """Codec of the slot's copies below DEVICE (or that they would get)."""
-        return Codec(self.index.codec[slot])
+        return _CODECS[self.index.codec[slot]]
 
     def nbytes(self, slot: int, tier: Tier) -> int:
         """Bytes of the slot's copy in a tier."""
@@ -212,7 +216,7 @@ class Book:
 
     def unpin(self, number: int) -> None:
         """Undo one ``pin`` of a copy number. At the last one the copy is droppable again, as just used."""
-        slot, tier = number >> 2, Tier(number & 3)
+        slot, tier = number >> 2, _TIERS[number & 3]
         count = self.pins[number] - 1
         if count:
             self.pins[number] = count

@@ -78,9 +78,11 @@ class Loading:
     def pin(self, load: Load, position: int) -> bool:
         """Pin a block where the target allows it to lie; False if bytes have to move first. Lock held."""
         book, slot, lease = self._state.book, load.slots[position], load.lease
-        wanted = _WANTED[load.target]
-        tier = next((t for t in wanted if book.has(slot, t)), None)
-        if tier is None:
+        residency = book.index.residency[slot]
+        for tier in _WANTED[load.target]:
+            if residency & tier.bit:
+                break
+        else:
             return False
         if lease is None:
             load.settle(position, Outcome.HIT)

@@ -203,8 +203,7 @@ class Tenancy:
             slot = book.index.slots.get(key, NONE)
             if slot == NONE:
                 continue
-            for tier in Tier:
-                number = 4 * slot + tier
+            for number in range(4 * slot + 1, 4 * slot + 4):
                 if number in lease.pins:
                     lease.pins.remove(number)
                     book.unpin(number)
