@@ -18,9 +18,9 @@ from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area, BlockKey, Codec, Durability, Outcome, Place, Reason
 from kvstore.store.api import CommitEntry, CommitResult, FetchResult, ReserveResult
 
-PUT_PART_BYTES: Final = 8 << 20
-"""Bytes that put writes before it has the daemon take them in: large enough that a call is small beside it, small
-enough that writing and taking in overlap."""
+PUT_PART_BYTES: Final = 32 << 20
+"""Bytes that put writes before it has the daemon take them in. Writing and taking in overlap from one part to the next,
+but each part costs a call with a hop to a thread: 16 blocks of 1 MiB took 4.9 ms in one part, 6.4 in two, 7.4 in 4."""
 
 Pairs = list[tuple[Bytes, Bytes]]
 Memory = Callable[[Area], memoryview]
