@@ -199,7 +199,8 @@ class Committer:
 
     def _report_losses(self, batch: list[Pending], errors: list[BaseException | None]) -> None:
         """A flush fails when anything failed since the last one."""
-        failed = next((error for error in errors if error is not None), self.last_error)
+        lost = [error for pending, error in zip(batch, errors, strict=True) if pending.records and error is not None]
+        failed = lost[0] if lost else self.last_error
         flushes = [index for index, pending in enumerate(batch) if pending.tells_losses]
         for index in flushes:
             errors[index] = errors[index] or failed

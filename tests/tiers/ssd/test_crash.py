@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from dataclasses import dataclass, field
 
@@ -32,6 +33,10 @@ class Ledger:
     handles: dict[BlockKey, int] = field(default_factory=dict)
 
 
+STRICT = dataclasses.replace(CONFIG, recovery="strict")
+"""What a crash leaves behind is never taken for damage: every check opens in strict mode."""
+
+
 def open_tier(disk: FaultyDisk, config: SsdConfig = CONFIG) -> SsdTier:
     return SsdTier("memory", config, port=disk)
 
@@ -53,7 +58,7 @@ def drop(tier: SsdTier, ledger: Ledger, seeds: range) -> None:
 
 
 def script(disk: FaultyDisk, ledger: Ledger) -> None:
-    """Runs, single blocks, drops, a checkpoint, rewriting, reclaim, and a clean restart."""
+    """Runs, single blocks, drops, a checkpoint, rewriting, reclaim, reuse, and a clean restart."""
     tier = open_tier(disk)
     try:
         list(tier.recover())
@@ -65,12 +70,17 @@ def script(disk: FaultyDisk, ledger: Ledger) -> None:
         tier.flush()
         ledger.durable |= {MAKER.key(seed) for seed in range(10, 12)}
         ledger.dropped |= {MAKER.key(seed) for seed in range(3, 6)}
-        for seed in range(100, 120):
+        for seed in range(100, 117):
             write(tier, ledger, range(seed, seed + 1), durable=seed % 2 == 0)
-        drop(tier, ledger, range(100, 118))
+        drop(tier, ledger, range(100, 115))
         tier.compact(0.1)
         tier.reclaim(1 << 16)
         write(tier, ledger, range(200, 204), durable=True)
+        # A segment dies, its drops are not yet durable, and the next writes want to use it again.
+        write(tier, ledger, range(500, 515), durable=True)
+        drop(tier, ledger, range(500, 515))
+        for seed in range(520, 530):
+            write(tier, ledger, range(seed, seed + 1), durable=False)
         tier.close()
         tier = open_tier(disk)
         ledger.handles = {one.key: one.handle for one in tier.recover()}
@@ -84,7 +94,7 @@ def script(disk: FaultyDisk, ledger: Ledger) -> None:
 
 def check(disk: FaultyDisk, ledger: Ledger, where: str) -> None:
     """Reopen: every block found is one that was written, with its bytes; none that is durable is missing."""
-    tier = open_tier(disk)
+    tier = open_tier(disk, STRICT)
     try:
         found = {one.key: one for one in tier.recover()}
         assert found.keys() <= ledger.blocks.keys(), f"{where}: phantoms"

@@ -11,7 +11,7 @@ from kvstore.core.errors import TierFull, TierUnavailable
 from kvstore.core.namespace import NamespacePolicy
 from kvstore.core.types import ROOT_PARENT
 from kvstore.testing.blocks import BlockMaker
-from kvstore.testing.faulty_disk import FaultyDisk
+from kvstore.testing.faulty_disk import Crash, FaultyDisk
 from kvstore.tiers.base import BlockRead, ReadStatus
 from kvstore.tiers.ssd import SsdConfig, SsdTier
 
@@ -139,8 +139,9 @@ def test_a_failing_read_is_a_miss_and_several_degrade(make_case):
     assert case.read() == [ReadStatus.OK] * 2
 
 
-def test_a_stalled_read_is_a_miss_and_its_memory_is_let_go(make_case):
-    case = make_case()
+@pytest.mark.parametrize("header_cache_bytes", [0, 1 << 20], ids=["head", "slices"])
+def test_a_stalled_read_is_a_miss_and_its_memory_is_let_go(make_case, header_cache_bytes):
+    case = make_case(header_cache_bytes=header_cache_bytes)
     case.disk.stall("pread")
     into = memoryview(bytearray(len(case.blocks[0].stored)))
     assert case.tier.read([BlockRead(case.handles[0], case.blocks[0].key, into)]) == [ReadStatus.UNAVAILABLE]
@@ -149,7 +150,26 @@ def test_a_stalled_read_is_a_miss_and_its_memory_is_let_go(make_case):
     into[:] = b"\x5a" * len(into)
     case.heal()
     assert case.read() == [ReadStatus.OK] * 2
+    # Closing waits for the late read.
+    case.tier.close()
     assert bytes(into) == b"\x5a" * len(into), "a late read wrote into memory that was given back"
+
+
+def test_a_drop_whose_frame_was_lost_is_durable_once_a_flush_succeeds(make_case):
+    case = make_case()
+    case.tier.drop(case.handles[1:])
+    case.disk.fail = failing("fdatasync", errno.EIO, "journal")
+    with pytest.raises(TierUnavailable):
+        case.tier.flush()
+    case.disk.fail = failing("pwrite", errno.EIO, "checkpoint")
+    assert not case.tier.probe()
+    case.heal()
+    case.tier.flush()
+    after = case.disk.crash(Crash.LOST)
+    tier = SsdTier("memory", SsdConfig(**CONFIG), port=after)
+    found = [one.key for one in tier.recover()]
+    tier.close()
+    assert found == [MAKER.key(1)]
 
 
 @pytest.mark.parametrize("kind", ["pwrite", "fdatasync", "create", "fallocate"])
