@@ -17,17 +17,18 @@ from tests.engine.stores import clear_tier
 class FlakyCache:
     """Meets ``Cache`` over an embedded one.
 
-    The call number ``fail_at`` (from 1) and the ``away`` calls after it raise; with ``after`` the failing call is
-    carried out first, so that only its answer is lost. Then there is a new session, of which nothing is known but
-    what was committed. ``generation`` counts sessions, as a client's does.
+    The call number ``fail_at`` (from 1) and the ``away`` calls after it raise; with mode "lost-after" the failing call
+    is carried out first, so that only its answer is lost; with "silent" it does not raise but is carried out in the
+    new session. Of the new session nothing is known but what was committed. ``generation`` counts sessions, as a
+    client's does.
     """
 
-    def __init__(self, store: Store, fail_at: int, *, away: int = 0, after: bool = False) -> None:
+    def __init__(self, store: Store, fail_at: int, *, away: int = 0, mode: str = "lost-before") -> None:
         self._store = store
         self._inner = EmbeddedCache(store, name="flaky")
         self._fail_at = fail_at
         self._away = away
-        self._after = after
+        self._mode = mode
         self.calls = 0
         self.generation = 0
 
@@ -37,10 +38,10 @@ class FlakyCache:
         def call(*arguments: Any, **options: Any) -> Any:
             self.calls += 1
             if self.calls == self._fail_at:
-                if self._after:
+                if self._mode == "lost-after":
                     method(*arguments, **options)
                 self._end_session()
-            if self._fail_at <= self.calls <= self._fail_at + self._away:
+            if self._mode != "silent" and self._fail_at <= self.calls <= self._fail_at + self._away:
                 raise Unavailable(f"call {self.calls}, {name}, was chosen to fail")
             return getattr(self._inner, name)(*arguments, **options)
 

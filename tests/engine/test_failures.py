@@ -52,14 +52,15 @@ def salted(pair: Pair, number: int) -> Pair:
     return replace(pair, model=replace(pair.model, spec=spec))
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["lost-before", "lost-after"])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("mode", "stride"), [("lost-before", 1), ("lost-after", 2), ("silent", 2)])
 def test_any_call_may_be_the_last_of_its_session(
-    pair: Pair, expected: list[tuple[int, ...]], store: Store, after: bool
+    pair: Pair, expected: list[tuple[int, ...]], store: Store, mode: str, stride: int
 ) -> None:
     fail_at = 0
     while True:
-        fail_at += 1
-        cache = FlakyCache(store, fail_at, after=after)
+        fail_at += stride
+        cache = FlakyCache(store, fail_at, mode=mode)
         engine = make_engine(salted(pair, fail_at), cache)
         answers = engine.generate(PROMPTS, GREEDY)
         failed = cache.failed

@@ -38,6 +38,9 @@ def test_a_running_request_goes_on_over_its_own_blocks_turned_int8() -> None:
         engine = Engine(pair.model, cache, EngineConfig(token_budget=128))
         (answer,) = engine.generate([prompt], GREEDY)
         engine.close()
-    assert len(answer.tokens) == 16
+    expected = pair.greedy(prompt, 16)
+    agreeing = sum(a == b for a, b in zip(answer.tokens, expected, strict=True))
+    print(f"int8 while running: {agreeing} of 16 greedy tokens agree with fp32")
+    assert answer.tokens[0] == expected[0]
     assert engine.counters.blocks_demoted > 0
     assert engine.counters.blocks_private == 0
