@@ -20,7 +20,7 @@ from kvstore.core.clock import Clock
 from kvstore.core.errors import TierUnavailable
 from kvstore.core.types import KEY_BYTES, BlockKey, NamespaceId
 from kvstore.kernels.layout import align_up
-from kvstore.tiers.ssd.catalog import Space
+from kvstore.tiers.ssd.catalog import CATALOG_NAME, Space
 from kvstore.tiers.ssd.checkpoint import checkpoint_bytes
 from kvstore.tiers.ssd.config import PAGE_BYTES, SsdConfig
 from kvstore.tiers.ssd.format import HEAD_BYTES_MAX, ExtentShape, segment_name
@@ -201,7 +201,8 @@ class Core:
         table = self.table
         rows = checkpoint_bytes(table.extents + extents, table.blocks + blocks, len(self.spaces))
         limits = 2 * self.config.journal_limit + self.config.quarantine_limit
-        return 2 * align_up(rows, PAGE_BYTES) + limits + 16 * PAGE_BYTES
+        catalog = 2 * self.ledger.file_bytes(CATALOG_NAME)
+        return 2 * align_up(rows, PAGE_BYTES) + limits + catalog + 16 * PAGE_BYTES
 
     def room_bytes(self, blocks: int = 0, extents: int = 0) -> int:
         """Bytes that segments may still grow by within the cap; spares are there to be used."""

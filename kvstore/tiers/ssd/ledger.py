@@ -27,6 +27,10 @@ class Ledger:
         """Segments only."""
         return self._segments
 
+    def file_bytes(self, name: str) -> int:
+        """Size of a file that is no segment; 0 if there is none."""
+        return self._files.get(name, 0)
+
     def set_file(self, name: str, allocated: int) -> None:
         """A file or directory other than a segment has this size."""
         self._total += allocated - self._files.get(name, 0)

@@ -25,8 +25,12 @@ from kvstore.tiers.ssd.runs import Run, add_run
 from kvstore.tiers.ssd.table import Extent
 from kvstore.tiers.ssd.writer import Writer
 
-BATCH_BYTES: Final = 8 << 20
-"""Bytes moved at a time: memory that rewriting takes, and what a read may find before it in the queue (some 5 ms)."""
+READ_BYTES: Final = 8 << 20
+"""Bytes read at a time: what another read may find before it in the queue (some 5 ms)."""
+
+BATCH_BYTES: Final = 64 << 20
+"""Memory that rewriting takes. A larger extent is cut at this: 64 blocks of 8 MiB become eight extents of eight, and
+one layer of them eight reads of 2 MiB instead of four of 4 MiB."""
 
 DEAD_SHARE_MIN: Final = 0.1
 """On demand, a segment with less dead than this is not rewritten: it would cost ten bytes written for one gained."""
@@ -76,18 +80,17 @@ class Reclaimer:
 
     def tidy(self, fragmentation: float) -> CompactReport:
         """Rewrite segments with a larger dead share; dead ones become spares, of which a few are kept."""
-        with self._lock:
-            before, was = self._core.counters["rewritten_bytes"], self._allocated()
-            self.spares.collect()
-            segments = 0
-            while True:
+        before, was, segments = self._core.counters["rewritten_bytes"], self._allocated(), 0
+        while True:
+            # The lock is let go between segments: a write that needs room does not wait for all of them.
+            with self._lock:
+                self.spares.collect()
                 victim = self._victim(fragmentation, seal=False)
                 if victim is None or not self._rewrite(victim):
                     break
                 segments += 1
-                self.spares.collect()
-            rewritten = self._core.counters["rewritten_bytes"] - before
-            return CompactReport(segments, rewritten, max(0, was - self._allocated()))
+        rewritten = self._core.counters["rewritten_bytes"] - before
+        return CompactReport(segments, rewritten, max(0, was - self._allocated()))
 
     def _allocated(self) -> int:
         with self._core.lock:
@@ -159,9 +162,11 @@ class Reclaimer:
         for row in rows:
             extent = table.extent(row)
             for position, handle in blocks[row]:
+                if batch and size + core.block_share(extent) > BATCH_BYTES:
+                    return batch
                 batch.append(Moving(DiskHandle(handle), table.key(handle), extent.number, position))
                 size += core.block_share(extent)
-            if size >= BATCH_BYTES:
+            if size >= READ_BYTES:
                 break
         return batch
 
@@ -181,7 +186,14 @@ class Reclaimer:
         for moving, nbytes in found:
             pairs.append((moving, memory[:nbytes]))
             memory = memory[nbytes:]
-        status = self._reader([BlockRead(moving.handle, moving.key, data) for moving, data in pairs])
+        status: list[ReadStatus] = []
+        while len(status) < len(pairs):
+            group: list[BlockRead] = []
+            for moving, data in pairs[len(status) :]:
+                if group and sum(len(one.into) for one in group) + len(data) > READ_BYTES:
+                    break
+                group.append(BlockRead(moving.handle, moving.key, data))
+            status += self._reader(group)
         if ReadStatus.UNAVAILABLE in status:
             return False
         good = [pair for pair, outcome in zip(pairs, status, strict=True) if outcome is ReadStatus.OK]

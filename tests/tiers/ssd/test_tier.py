@@ -10,7 +10,7 @@ import pytest
 from kvstore.core.errors import InvalidArgument, TierUnavailable
 from kvstore.core.types import ROOT_PARENT, Codec
 from kvstore.tiers.base import BlockRead, ReadStatus
-from kvstore.tiers.ssd import SsdConfig, SsdTier
+from kvstore.tiers.ssd import SsdConfig, SsdTier, reclaim
 
 
 def test_blocks_come_back_whole_after_a_restart(bench):
@@ -108,3 +108,19 @@ def test_reclaim_gives_dropped_space_back_and_keeps_handles(make_bench):
     by_key = {one.key: one.handle for one in bench.found}
     kept = blocks[::4]
     assert bench.read([by_key[b.key] for b in kept], kept) == [bytes(block.stored) for block in kept]
+
+
+def test_a_large_extent_is_rewritten_in_parts(bench, monkeypatch):
+    monkeypatch.setattr(reclaim, "BATCH_BYTES", 16384)
+    monkeypatch.setattr(reclaim, "READ_BYTES", 8192)
+    bench.open()
+    handles = bench.write(range(40))
+    blocks = bench.maker.chain(list(range(40)), ROOT_PARENT)
+    bench.tier.drop(handles[20:])
+    # More than there will ever be: everything that is dead to a tenth is rewritten, the open segment too.
+    bench.tier.reclaim(bench.tier.capacity_bytes)
+    assert bench.tier.state.counters["rewritten_bytes"] >= 20 * bench.maker.layout.layers * 512
+    assert bench.read(handles[:20], blocks[:20]) == [bytes(block.stored) for block in blocks[:20]]
+    bench.open()
+    parents = {one.key: one.parent for one in bench.found}
+    assert all(parents[block.key] == block.parent for block in blocks[:20])
