@@ -179,6 +179,9 @@ def _calls(client: Client, effort: Effort) -> list[Row]:
 
 def _matches(client: Client, socket: str, effort: Effort) -> list[Row]:
     namespace, chain = fill(client, "match", MATCH_KEYS, 4096)
+    # Held, since a match renews nothing: what the neighbour stores would push these blocks out.
+    lease = client.grant_lease("kvbench matches", 600_000)
+    client.hold(lease, namespace, chain.keys)
     options = ClientOptions(name="kvbench grpc", strict=True, buffer_bytes=0, device=False, control=Control.GRPC)
 
     def match(by: Client, keys: Sequence[BlockKey]) -> None:
@@ -198,6 +201,7 @@ def _matches(client: Client, socket: str, effort: Effort) -> list[Row]:
             effort.calls,
             warm_up=50,
         )
+    client.release(lease)
     rows = []
     for path, base, base_name, target in (
         ("local", "echo", "echo of the same size, raw socket", "p99 < 1 ms"),
