@@ -259,7 +259,10 @@ class AsyncClient(AsyncCalls):
         """See ``Cache``."""
         self._closed = True
         self.transfer.close()
+        connection = self._connection
         self._drop()
+        if connection is not None:
+            await connection.wait_closed()
 
     async def __aenter__(self) -> Self:
         """Use the client as an async context manager: connected at the start, closed at the end."""

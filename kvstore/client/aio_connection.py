@@ -86,6 +86,9 @@ class AsyncSessionConnection(asyncio.Protocol):
         """End the session. Idempotent."""
         self._end("the client has closed this session")
 
+    async def wait_closed(self) -> None:
+        """Return at once: closing the socket ends the session, and nothing has to be said."""
+
     def _end(self, message: str) -> None:
         if not self._closed:
             self._closed = message

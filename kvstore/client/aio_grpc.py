@@ -11,7 +11,7 @@ import grpc
 
 from kvstore.client.aio_connection import AsyncSessionConnection
 from kvstore.client.arenas import Arenas
-from kvstore.client.grpc_errors import CHANNEL_OPTIONS, domain_error, is_other_boot
+from kvstore.client.grpc_errors import CHANNEL_OPTIONS, CLOSE_SECONDS_MAX, domain_error, is_other_boot
 from kvstore.client.handshake import Welcome
 from kvstore.client.options import ClientOptions
 from kvstore.core.errors import KVStoreError, Unavailable
@@ -31,6 +31,7 @@ class AsyncGrpcConnection:
         self._closed = False
         self._keeper: asyncio.Task[None] | None = None
         self._posts: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
         self.pushes = local is not None
         self.welcome = Welcome(b"", b"", Arenas(), "")
         if local is not None:
@@ -124,13 +125,25 @@ class AsyncGrpcConnection:
             await self._local.wait_until(ready, timeout_s)
 
     def close(self) -> None:
-        """End the session. Idempotent."""
+        """End the session; ``wait_closed`` waits until the daemon knows. Idempotent."""
         if not self._closed:
             self._closed = True
             if self._keeper is not None:
                 self._keeper.cancel()
-            closing = asyncio.get_running_loop().create_task(self._channel.close())
-            self._posts.add(closing)
-            closing.add_done_callback(self._posts.discard)
+            self._closing = asyncio.get_running_loop().create_task(self._close())
         if self._local is not None:
             self._local.close()
+
+    async def _close(self) -> None:
+        """Tell the daemon of a remote session's end, which else comes when its time to live is over."""
+        if self._local is None and self.welcome.token:
+            try:
+                await self.call("kvstore.v1.Sessions/CloseRemote", b"", CLOSE_SECONDS_MAX)
+            except KVStoreError as error:
+                log.info("a remote session was not closed and will expire: %s", error)
+        await self._channel.close()
+
+    async def wait_closed(self) -> None:
+        """Return when what ``close`` began is done."""
+        if self._closing is not None:
+            await self._closing

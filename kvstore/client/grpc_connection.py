@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from kvstore.client.arenas import Arenas
-from kvstore.client.grpc_errors import CHANNEL_OPTIONS, domain_error, is_other_boot
+from kvstore.client.grpc_errors import CHANNEL_OPTIONS, CLOSE_SECONDS_MAX, domain_error, is_other_boot
 from kvstore.client.handshake import Welcome
 from kvstore.client.options import ClientOptions
 from kvstore.client.session_connection import SessionConnection
@@ -177,7 +177,8 @@ class RemoteConnection:
             try:
                 self._calls.call("kvstore.v1.Sessions/Keepalive", b"", self._period_s)
             except KVStoreError as error:
-                log.warning("keepalive of a remote session failed: %s", error)
+                if not self._ended.is_set():
+                    log.warning("keepalive of a remote session failed: %s", error)
 
     @property
     def closed(self) -> bool:
@@ -195,7 +196,13 @@ class RemoteConnection:
         raise Unavailable("a remote session has no descriptor to poll; call poll() from time to time")
 
     def close(self) -> None:
-        """See ``Connection``. The daemon ends the session when its time to live is over."""
+        """See ``Connection``. Tells the daemon, which else ends the session when its time to live is over."""
+        if not self._ended.is_set() and not self._calls.closed:
+            self._ended.set()
+            try:
+                self._calls.call("kvstore.v1.Sessions/CloseRemote", b"", CLOSE_SECONDS_MAX)
+            except KVStoreError as error:
+                log.info("a remote session was not closed and will expire: %s", error)
         self._ended.set()
         with contextlib.suppress(ValueError):
             self._calls.close()

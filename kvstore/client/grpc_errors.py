@@ -18,6 +18,9 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+CLOSE_SECONDS_MAX: Final = 1.0
+"""Longest that closing a remote session waits for the daemon's answer."""
+
 
 def domain_error(error: Any, method: str, timeout_s: float) -> tuple[KVStoreError, bool]:
     """The error to raise, and whether the session is gone: its daemon is not there or does not know it."""

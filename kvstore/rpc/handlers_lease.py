@@ -59,6 +59,12 @@ def keepalive(ctx: CallContext, _request: session_pb2.KeepaliveRequest) -> sessi
     return session_pb2.KeepaliveResponse(ttl_ms=ctx.services.sessions.keep_alive(ctx.session))
 
 
+def close_remote(ctx: CallContext, _request: session_pb2.CloseRemoteRequest) -> session_pb2.CloseRemoteResponse:
+    """Sessions/CloseRemote."""
+    ctx.services.sessions.close_remote(ctx.session)
+    return session_pb2.CloseRemoteResponse()
+
+
 def lease_of(number: int) -> LeaseId:
     """A lease id that is not 0."""
     if not number:

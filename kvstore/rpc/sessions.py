@@ -1,7 +1,7 @@
 """Sessions by token: who may make data calls, and when a remote one has gone.
 
 Guarded by its own lock, since remote sessions are opened and kept alive from handlers. Local sessions live as
-long as their connection; remote ones until they miss their keepalive.
+long as their connection; remote ones until they close themselves or miss their keepalive.
 """
 
 from __future__ import annotations
@@ -86,15 +86,24 @@ class Sessions:
     def keep_alive(self, session_id: SessionId) -> int:
         """Renew a remote session; returns its ttl in ms. InvalidArgument for a local one, which needs none."""
         with self._lock:
-            entry = self._by_token.get(self._token_of.get(session_id, b""))
-            if entry is None:
-                raise Unauthenticated("the session has ended; open a new session", field="kvstore-session")
-            if not entry.ttl_ms:
-                raise InvalidArgument(
-                    "kvstore-session", "a local session", "a remote one; a connection needs no keepalive"
-                )
+            entry = self._remote(session_id, "a connection needs no keepalive")
             entry.expires = self._clock.now() + entry.ttl_ms / 1000
             return entry.ttl_ms
+
+    def close_remote(self, session_id: SessionId) -> None:
+        """End a remote session now. InvalidArgument for a local one, which ends with its connection."""
+        with self._lock:
+            self._remote(session_id, "a local one ends when its connection closes")
+        self.close(session_id)
+
+    def _remote(self, session_id: SessionId, why: str) -> _Entry:
+        """The living entry of a remote session. Lock held."""
+        entry = self._by_token.get(self._token_of.get(session_id, b""))
+        if entry is None:
+            raise Unauthenticated("the session has ended; open a new session", field="kvstore-session")
+        if not entry.ttl_ms:
+            raise InvalidArgument("kvstore-session", "a local session", f"a remote one; {why}")
+        return entry
 
     def close(self, session_id: SessionId) -> None:
         """End a session: its token, then all that the store holds for it. Idempotent."""

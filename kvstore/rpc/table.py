@@ -82,7 +82,7 @@ def _service(service: str, module: object, rows: list[tuple[str, Handler, Callab
                 handler,
                 runs,
                 admin=service == "Admin",
-                session=service in ("Cache", "Leases") or name == "Keepalive",
+                session=service in ("Cache", "Leases") or name in ("Keepalive", "CloseRemote"),
             )
         )
     return methods
@@ -120,7 +120,11 @@ METHODS: Final[dict[str, Method]] = {
         *_service(
             "Sessions",
             session_pb2,
-            [("OpenRemote", lease.open_remote, _inline), ("Keepalive", lease.keepalive, _inline)],
+            [
+                ("OpenRemote", lease.open_remote, _inline),
+                ("Keepalive", lease.keepalive, _inline),
+                ("CloseRemote", lease.close_remote, _inline),
+            ],
         ),
         *_service(
             "Admin",

@@ -85,3 +85,11 @@ class KeepaliveResponse(_message.Message):
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     ttl_ms: int
     def __init__(self, ttl_ms: _Optional[int] = ...) -> None: ...
+
+class CloseRemoteRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CloseRemoteResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -44,6 +44,11 @@ class SessionsStub:
                 request_serializer=kvstore_dot_v1_dot_session__pb2.KeepaliveRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_session__pb2.KeepaliveResponse.FromString,
                 _registered_method=True)
+        self.CloseRemote = channel.unary_unary(
+                '/kvstore.v1.Sessions/CloseRemote',
+                request_serializer=kvstore_dot_v1_dot_session__pb2.CloseRemoteRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_session__pb2.CloseRemoteResponse.FromString,
+                _registered_method=True)
 
 
 class SessionsServicer:
@@ -63,6 +68,13 @@ class SessionsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CloseRemote(self, request, context):
+        """CloseRemote ends a remote session at once, with its leases, reservations and jobs. UNAUTHENTICATED if it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_SessionsServicer_to_server(servicer, server):
                     servicer.Keepalive,
                     request_deserializer=kvstore_dot_v1_dot_session__pb2.KeepaliveRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_session__pb2.KeepaliveResponse.SerializeToString,
+            ),
+            'CloseRemote': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseRemote,
+                    request_deserializer=kvstore_dot_v1_dot_session__pb2.CloseRemoteRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_session__pb2.CloseRemoteResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Sessions:
             '/kvstore.v1.Sessions/Keepalive',
             kvstore_dot_v1_dot_session__pb2.KeepaliveRequest.SerializeToString,
             kvstore_dot_v1_dot_session__pb2.KeepaliveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseRemote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Sessions/CloseRemote',
+            kvstore_dot_v1_dot_session__pb2.CloseRemoteRequest.SerializeToString,
+            kvstore_dot_v1_dot_session__pb2.CloseRemoteResponse.FromString,
             options,
             channel_credentials,
             insecure,

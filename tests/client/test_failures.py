@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 
 import pytest
 
-from kvstore.client import Backoff, Client, ClientOptions, Control
+from kvstore.client import AsyncClient, Backoff, Client, ClientOptions, Control
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, Unavailable, UnknownLease, UnknownReservation
 from kvstore.core.types import Area, LeaseId, Outcome, Reason, Target, Tier
 from kvstore.store.api import CommitEntry
@@ -138,6 +139,42 @@ def test_a_killed_remote_client_leaves_nothing(daemon, watcher, spec):
     until(lambda: not {"far victim", "write stream"} & owners(watcher))
     assert status(watcher).reservations == before.reservations
     assert watcher.match(opened.namespace_id, keys).matched == 0
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_closed_remote_client_is_gone_at_once(daemon, watcher, kind):
+    address = f"grpc://127.0.0.1:{daemon.port}"
+    options = ClientOptions(strict=True, name=f"far {kind}", remote_ttl_ms=600_000)
+
+    async def run():
+        async with AsyncClient(address, options) as client:
+            await client.grant_lease(options.name, 600_000)
+            return status(watcher)
+
+    if kind == "async":
+        during = asyncio.run(run())
+    else:
+        with Client(address, options) as client:
+            client.grant_lease(options.name, 600_000)
+            during = status(watcher)
+    after = status(watcher)
+    assert (after.sessions, after.leases) == (during.sessions - 1, during.leases - 1)
+
+
+def test_closing_a_remote_client_of_a_daemon_that_is_gone_is_quiet(own_daemon_tcp):
+    client = Client(f"grpc://127.0.0.1:{own_daemon_tcp.port}", ClientOptions(strict=True))
+    own_daemon_tcp.kill()
+    client.close()
+    client.close()
+    assert not client.connected
+
+
+@pytest.fixture
+def own_daemon_tcp(tmp_path):
+    process = DaemonProcess(tmp_path, "--listen=127.0.0.1:0")
+    process.start()
+    yield process
+    process.stop()
 
 
 @pytest.fixture

@@ -82,6 +82,32 @@ def test_a_remote_session_lives_by_keepalive(daemon, config, clock, watcher):
     far.channel.close()
 
 
+def test_a_closed_remote_session_ends_at_once(daemon, config, clock, watcher):
+    far = Far(daemon, 600_000)
+    lease = far.lease()
+
+    def status():
+        return admin_pb2.StatusResponse.FromString(watcher.connection()[0].call("kvstore.v1.Admin/Status", b"", 10.0))
+
+    before = status().sessions
+    far.call("Sessions/CloseRemote", session_pb2.CloseRemoteRequest())
+    assert status().sessions == before - 1
+    for name, request in (
+        ("Leases/RenewLease", leases_pb2.RenewLeaseRequest(lease_id=lease)),
+        ("Sessions/CloseRemote", session_pb2.CloseRemoteRequest()),
+    ):
+        with pytest.raises(Unauthenticated):
+            far.call(name, request)
+    far.channel.close()
+
+
+def test_a_local_session_is_closed_by_its_connection_only(watcher):
+    with pytest.raises(InvalidArgument) as caught:
+        watcher.connection()[0].call("kvstore.v1.Sessions/CloseRemote", b"", 10.0)
+    assert caught.value.field == "kvstore-session"
+    assert watcher.grant_lease("still alive", 1000)
+
+
 def test_a_lease_of_another_session_is_unknown(daemon, config, watcher):
     lease = watcher.grant_lease("mine", 600_000)
     with Client(config.socket, ClientOptions(strict=True, buffer_bytes=0)) as other, pytest.raises(UnknownLease):

@@ -46,7 +46,7 @@ def test_what_copies_or_waits_leaves_the_loop():
     runs = {name.partition("/")[2]: method.runs(method.request()) for name, method in METHODS.items()}
     assert {name for name, where in runs.items() if where is Runs.INLINE} == {
         "Match", "Reserve", "Abort", "Fetch", "WaitJob", "Prefetch", "Remove", "GrantLease", "RenewLease", "HoldLease",
-        "ReleaseLease", "OpenRemote", "Keepalive", "Status", "Pin", "Unpin", "ListLeases",
+        "ReleaseLease", "OpenRemote", "Keepalive", "CloseRemote", "Status", "Pin", "Unpin", "ListLeases",
     }  # fmt: skip
     assert METHODS["kvstore.v1.Cache/Fetch"].runs(cache_pb2.FetchRequest(wait_ms=1)) is Runs.WAIT
     assert METHODS["kvstore.v1.Cache/WaitJob"].runs(cache_pb2.WaitJobRequest(timeout_ms=1)) is Runs.WAIT
