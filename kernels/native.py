@@ -169,3 +169,13 @@ def copy_crc32c(target: Buffer, source: Buffer, crc: int = 0) -> int:
     Both are C-contiguous, ``target`` writable and not smaller, and they do not overlap. The GIL is released.
     """
     return int(_module().copy_crc32c(target, source, crc))
+
+
+def copy_slices_crc32c(targets: list[Buffer], sources: list[Buffer], lengths: tuple[int, int, int, int]) -> bytes:
+    """Copy the slices of many blocks, ``sources[i]`` to ``targets[i]``, and checksum what was written, in one pass.
+
+    ``lengths`` is (slices, bytes of a slice, target stride, source stride). Returns the CRC-32C of each slice as a
+    little-endian u32, block by block. Buffers as in ``copy_crc32c``, from the first slice to the last one's end at
+    least; bytes between slices are left alone. The GIL is released, and large batches use all threads.
+    """
+    return bytes(_module().copy_slices_crc32c(targets, sources, lengths))

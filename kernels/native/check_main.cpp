@@ -193,6 +193,16 @@ void check_memory() {
         expect(from == to && crc == kv::crc32c(from.data(), size, 0), "copy copies and sums");
         kv::read_all(from.data(), size);
     }
+    for (const std::size_t size : {5000u, 400001u}) {
+        const std::size_t slices = 3, blocks = 2, span = slices * size;
+        Bytes from(blocks * span), to(blocks * span);
+        for (std::uint8_t& byte : from) byte = static_cast<std::uint8_t>(random());
+        std::vector<std::uint32_t> crcs(blocks * slices);
+        kv::copy_slices_crc32c({{to.data(), from.data()}, {to.data() + span, from.data() + span}}, {slices, size, size, size}, crcs.data());
+        bool same = from == to;
+        for (std::size_t i = 0; i < crcs.size(); ++i) same = same && crcs[i] == kv::crc32c(from.data() + i * size, size, 0);
+        expect(same, "slices of two blocks are copied and summed");
+    }
     const std::string digits = "123456789";
     expect(kv::crc32c(reinterpret_cast<const std::uint8_t*>(digits.data()), 9, 0) == 0xE3069283u, "CRC-32C is the standard one");
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace kv {
 
@@ -11,6 +12,21 @@ std::uint32_t crc32c(const std::uint8_t* data, std::size_t size, std::uint32_t c
 
 // Copy and return the CRC-32C of what was copied; the source is read from memory once. Ranges must not overlap.
 std::uint32_t copy_crc32c(std::uint8_t* to, const std::uint8_t* from, std::size_t size, std::uint32_t crc);
+
+// One block's slices on their way to another place.
+struct SlicesCopy {
+    std::uint8_t* to;
+    const std::uint8_t* from;
+};
+
+// Slices of all blocks of one call; a stride is the distance from a slice to the next.
+struct SlicesShape {
+    std::size_t slices, slice_bytes, to_stride, from_stride;
+};
+
+// Copy the slices of many blocks, on the pool if they are large, and put the CRC-32C of each written slice into
+// `crcs`, block by block. Ranges must not overlap; bytes between slices are left alone.
+void copy_slices_crc32c(const std::vector<SlicesCopy>& blocks, const SlicesShape& shape, std::uint32_t* crcs);
 
 // Read every byte on the pool and return the sum of its 64-bit words (a tail below 8 bytes is left out): the read
 // bandwidth that other kernels are measured against.

@@ -6,6 +6,8 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -159,6 +161,38 @@ std::uint32_t copy_crc32c(const py::object& target, const py::object& source, st
     return kv::copy_crc32c(to.data(), from.data(), from.size(), crc);
 }
 
+// The checksums of all slices as little-endian 32-bit numbers, block by block. `lengths` is slices, bytes of one, and
+// the strides of target and source.
+py::bytes copy_slices_crc32c(const py::list& targets, const py::list& sources,
+                             std::tuple<std::size_t, std::size_t, std::size_t, std::size_t> lengths) {
+    const auto [slices, slice_bytes, to_stride, from_stride] = lengths;
+    if (targets.size() != sources.size()) throw py::value_error("targets and sources differ in number");
+    if (slices < 1 || slice_bytes < 1 || to_stride < slice_bytes || from_stride < slice_bytes)
+        throw py::value_error("lengths has no slices, or a stride below a slice");
+    if (slices > std::numeric_limits<int>::max() / (targets.size() + 1)) throw py::value_error("lengths has too many slices");
+    std::vector<std::unique_ptr<Bytes>> held;
+    std::vector<kv::SlicesCopy> blocks;
+    const auto hold = [&held, slices, slice_bytes](const py::handle& object, const char* name, std::size_t stride) {
+        held.push_back(std::make_unique<Bytes>(py::reinterpret_borrow<py::object>(object), name, name[0] == 't'));
+        const std::size_t size = held.back()->size();
+        if (size < slice_bytes || (size - slice_bytes) / stride < slices - 1)
+            throw py::value_error(std::string(name) + " is too small for the slices");
+        return held.back()->data();
+    };
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+        std::uint8_t* const to = hold(targets[i], "target", to_stride);
+        blocks.push_back({to, hold(sources[i], "source", from_stride)});
+    }
+    std::vector<std::uint32_t> crcs(blocks.size() * slices);
+    {
+        const py::gil_scoped_release released;
+        kv::copy_slices_crc32c(blocks, {slices, slice_bytes, to_stride, from_stride}, crcs.data());
+    }
+    std::string packed(4 * crcs.size(), '\0');
+    for (std::size_t i = 0; i < packed.size(); ++i) packed[i] = static_cast<char>(crcs[i / 4] >> (8 * (i % 4)));
+    return packed;
+}
+
 void set_thread_count(int count) {
     if (count < 1 || count > 1024) throw py::value_error("count is " + std::to_string(count) + "; it must be in [1, 1024]");
     const py::gil_scoped_release released;
@@ -187,4 +221,5 @@ PYBIND11_MODULE(_native, module) {
     module.def("crc32c", &crc32c);
     module.def("read_all", &read_all);
     module.def("copy_crc32c", &copy_crc32c);
+    module.def("copy_slices_crc32c", &copy_slices_crc32c);
 }

@@ -57,14 +57,14 @@ public:
         {
             const std::lock_guard lock(mutex_);
             job_ = &job;
-            running_ = static_cast<int>(threads_.size());
             ++epoch_;
         }
         wake_.notify_all();
         job.drain();
         std::unique_lock lock(mutex_);
-        done_.wait(lock, [this] { return running_ == 0; });
+        // Workers that have not woken yet find no job: on a busy machine waiting for them would take milliseconds.
         job_ = nullptr;
+        done_.wait(lock, [this] { return running_ == 0; });
     }
 
 private:
@@ -77,7 +77,9 @@ private:
                 wake_.wait(lock, [&] { return stopping_ || epoch_ != seen; });
                 if (stopping_) return;
                 seen = epoch_;
+                if (job_ == nullptr) continue;
                 job = job_;
+                ++running_;
             }
             job->drain();
             const std::lock_guard lock(mutex_);

@@ -150,6 +150,64 @@ def test_copy_and_checksum_at_every_edge(size: int) -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("offset", [0, 1, 32])
+@pytest.mark.parametrize("more", [0, 77, 3071, 3072, 12287])
+def test_large_copies_and_checksums_wherever_they_land(offset: int, more: int) -> None:
+    size = (1 << 20) + more
+    source = np.random.default_rng(more).integers(0, 256, size, dtype=np.uint8)
+    target = np.full(offset + size + 64, 0xEE, np.uint8)
+    assert native.copy_crc32c(target[offset:], source) == native.crc32c(source)
+    assert (target[offset : offset + size] == source).all()
+    assert (target[offset + size :] == 0xEE).all()
+    assert (target[:offset] == 0xEE).all()
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("blocks", "lengths"),
+    [
+        (1, (1, 5, 5, 5)),
+        (2, (3, 300, 512, 300)),
+        (3, (4, 131_072, 135_168, 131_072)),
+        (5, (3, 100_001, 100_352, 100_001)),
+    ],
+)
+def test_slices_of_many_blocks_are_copied_and_summed(
+    two_threads: None, blocks: int, lengths: tuple[int, int, int, int]
+) -> None:
+    slices, size, target_stride, source_stride = lengths
+    rng = np.random.default_rng(size)
+    sources = [rng.integers(0, 256, (slices - 1) * source_stride + size, dtype=np.uint8) for _ in range(blocks)]
+    targets = [np.full((slices - 1) * target_stride + size, 0xEE, np.uint8) for _ in range(blocks)]
+    packed = native.copy_slices_crc32c(list(targets), list(sources), lengths)
+    crcs = np.frombuffer(packed, "<u4").reshape(blocks, slices)
+    for source, target, row in zip(sources, targets, crcs, strict=True):
+        for layer in range(slices):
+            written = target[layer * target_stride :][:size]
+            assert (written == source[layer * source_stride :][:size]).all()
+            assert row[layer] == native.crc32c(np.ascontiguousarray(written))
+            assert (target[layer * target_stride + size : (layer + 1) * target_stride] == 0xEE).all()
+
+
+@needs_native
+def test_slices_that_do_not_fit_are_refused() -> None:
+    good = [np.zeros(20, np.uint8)]
+    for targets, sources, lengths, words in (
+        (good, good * 2, (2, 8, 12, 12), "differ"),
+        (good, good, (0, 8, 12, 12), "no slices"),
+        (good, good, (2, 8, 7, 12), "stride"),
+        (good, good, (2, 8, 12, 13), "source is too small"),
+        (good, good, (3, 8, 8, 6), "stride"),
+        (good, good, (3, 8, 8, 8), "target is too small"),
+        ([b"a" * 20], good, (2, 8, 12, 12), "target is no writable"),
+        (good, good, (1 << 60, 8, 8, 8), "too many"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            native.copy_slices_crc32c(targets, sources, lengths)  # type: ignore[arg-type]
+    assert native.copy_slices_crc32c([], [], (2, 8, 12, 12)) == b""
+
+
+@needs_native
 def test_copy_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="smaller"):
         native.copy_crc32c(bytearray(3), b"four")
