@@ -6,9 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard kernels/native/*.cpp kernels/native/*.cc kernels/native/*.h kernels/native/*.hpp)
+# Two real texts that are on every machine with Python, for kvbench quality.
+TEXTS = $(shell $(PYTHON) -c 'import argparse, heapq; print(argparse.__file__, heapq.__file__)')
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help venv demo test test-slow check check-native bench proto format clean
+.PHONY: help venv demo test test-slow check check-native bench figures proto format clean
 .DEFAULT_GOAL := help
 
 help: ## Say what the targets are
@@ -51,6 +53,14 @@ bench: $(STAMP) ## Run the benchmarks; each prints the limit of this machine bes
 	$(BIN)/kvbench disk
 	$(BIN)/kvbench attention
 	$(BIN)/kvbench codec
+
+figures: $(STAMP) ## Run the benchmarks and write what they print into docs/performance.md (half an hour; leave the machine alone)
+	$(BIN)/kvbench store --markdown docs/performance.md
+	$(BIN)/kvbench disk --markdown docs/performance.md
+	$(BIN)/kvbench attention --long --markdown docs/performance.md
+	$(BIN)/kvbench codec --markdown docs/performance.md
+	$(BIN)/python -m kvstore.tools.fetch_model
+	$(BIN)/kvbench quality --markdown docs/performance.md $(TEXTS)
 
 proto: $(STAMP) ## Make kvstore/v1 anew from protos/
 	$(BIN)/python -m kvstore.tools.protogen

@@ -13,6 +13,7 @@ import typer
 
 from kvstore.core.errors import KVStoreError
 from kvstore.tools.daemon_process import DaemonProcess
+from kvstore.tools.kvbench.markdown import section, write_section
 from kvstore.tools.kvbench.rows import Row, print_rows
 from kvstore.tools.output import Format, Printer
 
@@ -21,6 +22,9 @@ HOST_BYTES: Final = 640 << 20
 OutputOption = Annotated[Format, typer.Option("--output", "-o", help="table, or json: a list of rows.")]
 SocketOption = Annotated[str, typer.Option("--socket", "-s", help="Use this daemon; else one is started.")]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Few rounds: shows that it works, not how fast it is.")]
+MarkdownOption = Annotated[
+    Path | None, typer.Option("--markdown", help="Also write the tables into this document, between their marks.")
+]
 ThreadsOption = Annotated[str, typer.Option("--threads", help="Thread counts, apart by commas.")]
 
 app = typer.Typer(
@@ -33,7 +37,12 @@ app = typer.Typer(
 
 
 @app.command()
-def store(socket: SocketOption = "", quick: QuickOption = False, output: OutputOption = Format.TABLE) -> None:
+def store(
+    socket: SocketOption = "",
+    quick: QuickOption = False,
+    output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
+) -> None:
     """Same-host get, put, calls and matches against a daemon."""
     from kvstore.tools.kvbench.store import Effort, run_store  # noqa: PLC0415 - brings numpy, which --help needs not
 
@@ -50,7 +59,7 @@ def store(socket: SocketOption = "", quick: QuickOption = False, output: OutputO
                 where = str(daemon.socket)
             return run_store(where, effort)
 
-    _run(output, work)
+    _run(output, markdown, work)
 
 
 @app.command()
@@ -59,12 +68,13 @@ def disk(
     depth: Annotated[int, typer.Option("--depth", help="Runs under way at once.", min=1, max=64)] = 8,
     quick: QuickOption = False,
     output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
 ) -> None:
     """The SSD tier beside raw direct I/O; matches while the disk is saturated."""
     from kvstore.tools.kvbench.disk import Effort, run_disk  # noqa: PLC0415
 
     effort = Effort(rounds=2, total_bytes=32 << 20, depth=depth, calls=60) if quick else Effort(depth=depth)
-    _run(output, lambda _: run_disk(Path(directory), effort))
+    _run(output, markdown, lambda _: run_disk(Path(directory), effort))
 
 
 @app.command()
@@ -73,19 +83,25 @@ def attention(
     long: Annotated[bool, typer.Option("--long", help="Also a context of 1,048,576 tokens; needs 5 GiB.")] = False,
     quick: QuickOption = False,
     output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
 ) -> None:
     """Decode attention over paged blocks, beside the time that reading the same bytes takes."""
     from kvstore.tools.kvbench.kernels import run_attention  # noqa: PLC0415 - brings torch
 
-    _run(output, lambda _: run_attention(_numbers(threads), long=long, repeats=1 if quick else 7))
+    _run(output, markdown, lambda _: run_attention(_numbers(threads), long=long, repeats=1 if quick else 7))
 
 
 @app.command()
-def codec(threads: ThreadsOption = "1,2", quick: QuickOption = False, output: OutputOption = Format.TABLE) -> None:
+def codec(
+    threads: ThreadsOption = "1,2",
+    quick: QuickOption = False,
+    output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
+) -> None:
     """Quantise, dequantise and the checksummed copy, beside what memory allows."""
     from kvstore.tools.kvbench.kernels import run_codec  # noqa: PLC0415 - brings torch
 
-    _run(output, lambda _: run_codec(_numbers(threads), repeats=1 if quick else 9))
+    _run(output, markdown, lambda _: run_codec(_numbers(threads), repeats=1 if quick else 9))
 
 
 @app.command()
@@ -94,11 +110,12 @@ def quality(
     model: Annotated[Path, typer.Option("--model", help="Folder of a model.")] = Path(".cache/models/smollm2"),
     tokens: Annotated[int, typer.Option("--tokens", help="Take the first tokens of each text.", min=128)] = 4096,
     output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
 ) -> None:
     """What each codec costs: KL, argmax, perplexity, attention error, on a text of yours."""
     from kvstore.tools.kvbench.quality import run_quality  # noqa: PLC0415 - brings torch and transformers
 
-    _run(output, lambda _: run_quality(model, text, tokens))
+    _run(output, markdown, lambda _: run_quality(model, text, tokens))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -111,13 +128,16 @@ def _numbers(text: str) -> tuple[int, ...]:
     return found
 
 
-def _run(output: Format, work: Callable[[Printer], list[Row]]) -> None:
+def _run(output: Format, markdown: Path | None, work: Callable[[Printer], list[Row]]) -> None:
     printer = Printer(output)
     try:
-        print_rows(printer, work(printer))
+        rows = work(printer)
     except KVStoreError as error:
         printer.talk(f"kvbench: {error.message}", style="red")
         sys.exit(1)
+    print_rows(printer, rows)
+    if markdown is not None:
+        write_section(markdown, rows[0].bench, section(rows))
 
 
 def main() -> None:

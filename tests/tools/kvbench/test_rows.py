@@ -7,6 +7,7 @@ import json
 import pytest
 
 from kvstore.tools.kvbench.kernels import rows_of
+from kvstore.tools.kvbench.markdown import section, write_section
 from kvstore.tools.kvbench.rows import Row, median, number, percentile, print_rows, rate, take_turns
 from kvstore.tools.output import Format, Printer
 
@@ -69,6 +70,22 @@ def test_rows_of_the_kernels_keep_their_numbers():
     (made,) = rows_of([found])
     assert (made.unit, made.limit_unit, made.limit_name, made.fraction) == ("GB/s", "GB/s", "a plain copy", 0.75)
     assert made.plain()["conditions"]["peers"] == "same run"
+
+
+def test_a_document_s_section_is_replaced_and_the_rest_kept(tmp_path):
+    path = tmp_path / "performance.md"
+    path.write_text("# Figures\n\n<!-- kvbench b -->\nold\n<!-- end of kvbench b -->\n\n## More\n")
+    rows = [row(limit_name="memcpy", peers={"Redis": 12.0}, conditions={"depth": 8}), row(conditions={"depth": 8})]
+    for _ in range(2):
+        write_section(path, "b", section(rows))
+        write_section(path, "other", "new")
+    text = path.read_text()
+    assert "old" not in text
+    assert text.startswith("# Figures\n\n<!-- kvbench b -->\nOn ")
+    assert "| c | 50 MB/s | 100 MB/s, memcpy | 0.50 | - |" in text
+    assert "depth 8." in text
+    assert "| c, MB/s | Redis 12 |" in text
+    assert text.count("## More") == text.count("<!-- kvbench b -->") == text.count("<!-- kvbench other -->") == 1
 
 
 def test_statistics():
