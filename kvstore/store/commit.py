@@ -21,6 +21,7 @@ from kvstore.core.types import (
 )  # fmt: skip
 from kvstore.store import copies
 from kvstore.store.api import CommitEntry, CommitResult
+from kvstore.store.blockcopy import RawBlock, store_raw
 from kvstore.store.book import Copy, copy_number
 from kvstore.store.index import NONE
 from kvstore.store.lifecycle import CopyState, Event
@@ -120,35 +121,50 @@ class Commit:
 
     def copy(self) -> None:
         """Copy what goes to HOST out of the buffer, with its checksums. Without the lock."""
-        for entry in self._entries:
-            if (
-                entry.outcome is Outcome.PENDING
-                and entry.reservation.area is Area.BUFFER
-                and not self._known(entry.key)
-            ):
-                self._copy_one(entry)
+        raw: list[tuple[_Entry, RawBlock]] = []
+        for entry in self._unknown():
+            if entry.codec is not Codec.RAW and self._encode(entry):
+                continue
+            if self._take(entry):
+                raw.append((entry, RawBlock(entry.key, entry.parent, self._slices(entry), self._stored(entry))))
+        store_raw(self._namespace, [block for _, block in raw])
+        for entry, _ in raw:
+            entry.copied = True
 
-    def _known(self, key: BlockKey) -> bool:
+    def _unknown(self) -> list[_Entry]:
+        """Entries of the buffer that have no copy in memory yet."""
         with self._state.locked() as book:
-            slot = book.resident(key, self._namespace)
-            return slot != NONE and (book.has(slot, Tier.HOST) or book.has(slot, Tier.DEVICE))
+            found = []
+            for entry in self._entries:
+                if entry.outcome is Outcome.PENDING and entry.reservation.area is Area.BUFFER:
+                    slot = book.resident(entry.key, self._namespace)
+                    if slot == NONE or not (book.has(slot, Tier.HOST) or book.has(slot, Tier.DEVICE)):
+                        found.append(entry)
+            # The buffer stays until ``publish``, even if its session ends.
+            return found if self._session.buffer is not None else []
 
-    def _copy_one(self, entry: _Entry) -> None:
-        buffer, host, layout = entry.reservation.session.buffer, self._state.arenas[Tier.HOST], self._namespace.layout
-        if buffer is None or not self._take(entry):
-            return
-        slices = buffer.view(entry.reservation.copy.place, layout.layers * layout.raw_slice_stride)
+    def _slices(self, entry: _Entry) -> memoryview:
+        layout, buffer = self._namespace.layout, self._session.buffer
+        if buffer is None:
+            raise RuntimeError("a buffer is kept while something is copied out of it")
+        return buffer.view(entry.reservation.copy.place, layout.layers * layout.raw_slice_stride)
+
+    def _stored(self, entry: _Entry) -> memoryview:
+        return self._state.arenas[Tier.HOST].view(entry.copy.place, entry.copy.nbytes)
+
+    def _encode(self, entry: _Entry) -> bool:
+        """Copy one block under its codec. False if it has values that the codec can not hold: it is to stay raw."""
+        if not self._take(entry):
+            return True
         names = (entry.key, entry.parent)
-        stored = host.view(entry.copy.place, entry.copy.nbytes)
-        if not copies.store_slices(self._namespace, names, entry.codec, slices, stored):
-            # It has values that the codec can not hold, so it stays raw, which needs a larger range.
-            host.free(entry.copy.place, entry.copy.nbytes)
-            entry.codec, entry.copy.place, entry.copy.nbytes = Codec.RAW, NONE, layout.raw_stored_bytes
-            if not self._take(entry):
-                return
-            stored = host.view(entry.copy.place, entry.copy.nbytes)
-            copies.store_slices(self._namespace, names, Codec.RAW, slices, stored)
-        entry.copied = True
+        if copies.store_slices(self._namespace, names, entry.codec, self._slices(entry), self._stored(entry)):
+            entry.copied = True
+            return True
+        self._state.arenas[Tier.HOST].free(entry.copy.place, entry.copy.nbytes)
+        # Raw it needs a larger range.
+        entry.codec, entry.copy.place = Codec.RAW, NONE
+        entry.copy.nbytes = self._namespace.layout.raw_stored_bytes
+        return False
 
     def _take(self, entry: _Entry) -> bool:
         offset = self._movement.take(Tier.HOST, entry.copy.nbytes)
