@@ -31,7 +31,9 @@ class Sizes:
 
 
 @contextmanager
-def open_store(spec: NamespaceSpec, sizes: Sizes, folder: Path | None = None) -> Iterator[Store]:
+def open_store(
+    spec: NamespaceSpec, sizes: Sizes, folder: Path | None = None, config: StoreConfig | None = None
+) -> Iterator[Store]:
     """A started store; what is on SSD in ``folder`` is kept for the next one."""
     layout = BlockLayout.of(spec)
     host = HostArena(sizes.host * layout.raw_stored_bytes)
@@ -42,7 +44,7 @@ def open_store(spec: NamespaceSpec, sizes: Sizes, folder: Path | None = None) ->
     if sizes.ssd and folder is not None:
         capacity = max(64 << 20, 2 * sizes.ssd * layout.raw_stored_bytes)
         disk = SsdTier(str(folder), SsdConfig(capacity_bytes=capacity))
-    store = Store(StoreConfig(), host=host, device=device, disk=disk)
+    store = Store(config or StoreConfig(), host=host, device=device, disk=disk)
     store.start()
     try:
         yield store

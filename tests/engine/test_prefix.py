@@ -11,6 +11,7 @@ from kvstore.core.types import Tier
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.sampling import SamplingParams
+from kvstore.store.config import StoreConfig
 from kvstore.store.store import Store
 from tests.engine.families import Pair, build_pair, random_prompt
 from tests.engine.stores import Sizes, clear_tier, open_cache, open_store, pinned_bytes
@@ -81,3 +82,22 @@ def test_answers_are_a_prefix_for_the_next_turn(pair: Pair) -> None:
     # 369 tokens of the first turn have K and V: five full blocks.
     assert second.cached_tokens == {"device": 320}
     assert second.tokens == pair.greedy(turn, 8)
+
+
+def test_a_prefix_that_nobody_waits_for_any_more_is_not_kept_pinned(pair: Pair, tmp_path: Path) -> None:
+    sizes = Sizes(device=16, host=16, ssd=64)
+    by_hand = StoreConfig(loader_threads=0, writer_threads=0)
+    with open_store(pair.model.spec, sizes, tmp_path) as store:
+        ask(pair, store, PROMPT)
+    with open_store(pair.model.spec, sizes, tmp_path, by_hand) as store, open_cache(store) as cache:
+        engine = Engine(pair.model, cache, EngineConfig(wait_ms=1))
+        request = engine.add_request(PROMPT, GREEDY)
+        assert engine.step() == []
+        assert engine.abort(request)
+        store.run_pending()
+        assert pinned_bytes(store)["HOST"] > 0
+        while engine.has_work:
+            engine.step()
+        engine.step()
+        assert set(pinned_bytes(store).values()) == {0}
+        engine.close()
