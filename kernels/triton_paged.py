@@ -265,6 +265,34 @@ def store_partial(out, lse, state, pair, row_inside, FORM: tl.constexpr):
     tl.store(out + pair[:, None] * FORM.head_dim + channels[None, :], values, mask=mask)
 
 
+@triton.jit
+def locate_rows(query_offsets, context_lens, sequences, blocks, window, FORM: tl.constexpr):
+    """Find this program's rows.
+
+    Returns its sequence, how many table entries to look at, each row's place among (query, head) pairs, which rows
+    exist, the position of each, and the first and last position that any of them may see.
+    """
+    tile = tl.program_id(0)
+    sequence = find_sequence(query_offsets, sequences, tile, FORM)
+    first_query = tl.load(query_offsets + sequence)
+    queries = tl.load(query_offsets + sequence + 1) - first_query
+    context = tl.load(context_lens + sequence)
+    tile -= first_query * FORM.group // FORM.block_m + sequence
+    row = tile * FORM.block_m + tl.arange(0, FORM.block_m)
+    row_inside = row < queries * FORM.group
+    places = context - queries + row // FORM.group
+    last_row = tl.minimum((tile + 1) * FORM.block_m, queries * FORM.group) - 1
+    last_seen = context - queries + last_row // FORM.group
+    first_seen = 0
+    if FORM.window:
+        first_seen = context - queries + tile * FORM.block_m // FORM.group - window + 1
+    # A tile after its sequence's last one has no rows, and looks at no entry.
+    entries = tl.where(tile * FORM.block_m < queries * FORM.group, blocks, 0)
+    head = tl.program_id(1) * FORM.group + row % FORM.group
+    pair = (first_query + row // FORM.group).to(tl.int64) * (FORM.kv_heads * FORM.group) + head
+    return sequence, entries, pair, row_inside, places, (first_seen, last_seen)
+
+
 @triton.jit(do_not_specialize=["rows", "sequences", "blocks", "layer_offset", "window"])
 def paged_attention_kernel(
     query,
@@ -290,25 +318,12 @@ def paged_attention_kernel(
     heads, head_dim]; ``lse`` fp32 [splits, rows, heads]. ``layer_offset`` in bytes. ``window`` and ``soft_cap``
     are read only where the form says so. Every row and split is written; what sees nothing gets 0 and -inf.
     """
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    sequence = find_sequence(query_offsets, sequences, tile, FORM)
-    first_query = tl.load(query_offsets + sequence)
-    queries = tl.load(query_offsets + sequence + 1) - first_query
-    context = tl.load(context_lens + sequence)
-    tile -= first_query * FORM.group // FORM.block_m + sequence
-    row = tile * FORM.block_m + tl.arange(0, FORM.block_m)
-    row_inside = row < queries * FORM.group
-    places = context - queries + row // FORM.group
-    last_row = tl.minimum((tile + 1) * FORM.block_m, queries * FORM.group) - 1
-    last_seen = context - queries + last_row // FORM.group
-    first_seen = 0
-    if FORM.window:
-        first_seen = context - queries + tile * FORM.block_m // FORM.group - window + 1
-
-    head = kv_head * FORM.group + row % FORM.group
-    pair = (first_query + row // FORM.group).to(tl.int64) * (FORM.kv_heads * FORM.group) + head
+    kv_head = tl.program_id(1)
+    sequence, entries, pair, row_inside, places, seen = locate_rows(
+        query_offsets, context_lens, sequences, blocks, window, FORM
+    )
+    first_seen, last_seen = seen
     if FORM.raw is None:
         low_query, high_query, unit = load_int8_query(query + pair * FORM.head_dim, row_inside, FORM)
         tile_query = low_query, high_query
@@ -322,8 +337,6 @@ def paged_attention_kernel(
     total = tl.full((FORM.block_m, FORM.block_d), 0.0, tl.float32)
     row_addresses = addresses + sequence.to(tl.int64) * blocks
     row_starts = starts + sequence.to(tl.int64) * blocks
-    # A tile after its sequence's last one has no rows, and looks at no entry.
-    entries = tl.where(tile * FORM.block_m < queries * FORM.group, blocks, 0)
     low, high = find_entries(row_addresses, row_starts, entries, first_seen, last_seen, FORM)
     low, high = my_share(low, high, split, tl.num_programs(2))
     row_addresses += low
