@@ -7,7 +7,7 @@
     12  4   bytes of the text
     16  4   CRC of the text
     20  4   CRC of bytes 0..20
-    24      text: a JSON array of objects {"spec", "policy", "name"}; salt as hex
+    24      text: a JSON array of objects {"spec", "policy", "name"}; salt as hex; the spec's raw_layers in "policy"
 
 The file is written as ``namespaces.tmp``, synced, renamed, and the directory synced, before the first block of a
 new namespace is written. A spec's digest is computed again when it is read: it is never stored.
@@ -81,6 +81,7 @@ def _to_json(space: Space) -> dict[str, Any]:
     spec = dataclasses.asdict(space.spec)
     spec["salt"] = space.spec.salt.hex()
     policy = dataclasses.asdict(space.policy)
+    policy["raw_layers"] = spec.pop("raw_layers")
     policy["write"] = space.policy.write.name
     policy["durability"] = space.policy.durability.name
     return {"spec": spec, "policy": policy, "name": space.name}
@@ -92,5 +93,5 @@ def _from_json(index: int, item: dict[str, Any]) -> Space:
     policy = dict(item["policy"])
     policy["write"] = WritePolicy[policy["write"]]
     policy["durability"] = Durability[policy["durability"]]
-    policy["raw_layers"] = tuple(policy["raw_layers"])
+    spec["raw_layers"] = tuple(policy.pop("raw_layers"))
     return make_space(index, NamespaceSpec(**spec), NamespacePolicy(**policy), item["name"])

@@ -23,7 +23,7 @@ from kvstore.kernels.layout import align_up
 from kvstore.tiers.ssd.catalog import CATALOG_NAME, Space
 from kvstore.tiers.ssd.checkpoint import checkpoint_bytes
 from kvstore.tiers.ssd.config import PAGE_BYTES, SsdConfig
-from kvstore.tiers.ssd.format import HEAD_BYTES_MAX, ExtentShape, segment_name
+from kvstore.tiers.ssd.format import HEAD_BYTES_MAX, SEGMENT_HEAD_BYTES, ExtentShape, segment_name
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.iopool import Gate, IoPool
 from kvstore.tiers.ssd.ledger import Ledger
@@ -55,6 +55,12 @@ class Segment:
     def name(self) -> str:
         """File name."""
         return segment_name(self.number)
+
+    @property
+    def dead_share(self) -> float:
+        """Part of what was put in that died; the head is no loss, and a byte a block is lost in rounding."""
+        put = self.used_bytes - SEGMENT_HEAD_BYTES
+        return max(0.0, 1 - (self.live_bytes + self.blocks) / put) if put else 1.0
 
 
 @dataclass(slots=True)

@@ -129,7 +129,7 @@ class ExtentShape:
     def of(cls, layout: BlockLayout, codec: Codec, blocks: int) -> ExtentShape:
         """The shape of ``blocks`` blocks of a layout under a codec."""
         slice_bytes, stride, _ = layout.of_codec(codec)
-        return cls(blocks, layout.layers, slice_bytes, stride, layout.header_bytes)
+        return cls(blocks, layout.units_of(codec), slice_bytes, stride, layout.header_bytes)
 
     @property
     def head_bytes(self) -> int:

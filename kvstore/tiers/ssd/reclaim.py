@@ -61,12 +61,12 @@ class Reclaimer:
     def reclaim(self, nbytes: int) -> int:
         """See ``DiskTier.reclaim``; 0 with less than a tenth of every segment dead: the caller drops more then."""
         with self._lock:
-            freed = 0
+            freed, newest = 0, self._core.next_segment
             while True:
                 freed += self.spares.collect()
                 if self.fits(nbytes):
                     return freed
-                victim = self._victim(DEAD_SHARE_MIN)
+                victim = self._victim(DEAD_SHARE_MIN, newest)
                 if victim is None or not self._rewrite(victim):
                     return freed
 
@@ -81,11 +81,12 @@ class Reclaimer:
     def tidy(self, fragmentation: float) -> CompactReport:
         """Rewrite segments with a larger dead share; dead ones become spares, of which a few are kept."""
         before, was, segments = self._core.counters["rewritten_bytes"], self._allocated(), 0
+        newest = self._core.next_segment
         while True:
             # The lock is let go between segments: a write that needs room does not wait for all of them.
             with self._lock:
                 self.spares.collect()
-                victim = self._victim(fragmentation, seal=False)
+                victim = self._victim(fragmentation, newest, seal=False)
                 if victim is None or not self._rewrite(victim):
                     break
                 segments += 1
@@ -119,19 +120,23 @@ class Reclaimer:
         """Dead share of all sealed segments."""
         with self._core.lock:
             sealed = [segment for segment in self._core.segments.values() if not segment.open]
-            size = sum(segment.file_bytes for segment in sealed)
-            return 1 - sum(segment.live_bytes for segment in sealed) / size if size else 0.0
+            size = sum(segment.used_bytes for segment in sealed)
+            return sum(segment.dead_share * segment.used_bytes for segment in sealed) / size if size else 0.0
 
-    def _victim(self, dead_share: float, *, seal: bool = True) -> Segment | None:
-        """The segment with the least live share, if more than ``dead_share`` of it is dead."""
+    def _victim(self, dead_share: float, newest: int, *, seal: bool = True) -> Segment | None:
+        """The segment before number ``newest`` with the largest dead share, if that is above ``dead_share``.
+
+        Callers pass the number that the next segment had when they began, so that what they write themselves is no
+        victim of theirs, and they end.
+        """
         core = self._core
         with core.lock:
-            sealed = [one for one in core.segments.values() if not one.open and one.users == 0 and one.file_bytes]
-            best = min(sealed, key=lambda one: one.live_bytes / one.file_bytes, default=None)
-            if best is not None and 1 - best.live_bytes / best.file_bytes > dead_share:
+            sealed = [one for one in core.segments.values() if not one.open and one.users == 0 and one.number < newest]
+            best = max(sealed, key=lambda one: one.dead_share, default=None)
+            if best is not None and best.dead_share > dead_share:
                 return best
             last = core.open_segment
-            if not seal or last is None or last.users or 1 - last.live_bytes / last.used_bytes <= dead_share:
+            if not seal or last is None or last.users or last.number >= newest or last.dead_share <= dead_share:
                 return None
         with core.growth:
             core.call("seal", lambda: seal_segment(core, last))

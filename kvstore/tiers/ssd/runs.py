@@ -16,7 +16,7 @@ from kvstore.tiers.ssd.format import ExtentHead, ExtentShape, pack_extent_head
 from kvstore.tiers.ssd.journal import ExtentRecord
 from kvstore.tiers.ssd.port import DiskPort
 from kvstore.tiers.ssd.table import Extent
-from kvstore.tiers.ssd.transfer import WriteChunk
+from kvstore.tiers.ssd.transfer import WriteChunk, address
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +38,12 @@ class Run:
     def shape(self) -> ExtentShape:
         """Lengths of the extent."""
         return ExtentShape.of(self.space.layout, self.codec, len(self.keys))
+
+    def is_aligned(self, granule: int) -> bool:
+        """Whether every slice lies where direct I/O can take it from."""
+        shape = self.shape
+        lengths = (shape.block_header_bytes, shape.slice_stride)
+        return not any(value % granule for value in (*lengths, *map(address, self.stored)))
 
     def head(self) -> ExtentHead:
         """The extent's head, once it has a place."""
@@ -69,6 +75,7 @@ def chunks_of(port: DiskPort, run: Run, io_bytes: int) -> Iterator[WriteChunk]:
     """Cut a placed run into writes, in order of offset."""
     if run.segment is None:
         return
+    aligned = run.is_aligned(port.granule)
     parts: list[memoryview] = []
     size, at = 0, run.offset
     # The head goes with the first slices, so that a run of io_bytes is one write.
@@ -81,16 +88,20 @@ def chunks_of(port: DiskPort, run: Run, io_bytes: int) -> Iterator[WriteChunk]:
             size += len(some)
             taken += len(some)
             if size == limit:
-                yield WriteChunk(port, run.segment.fd, at, parts, size)
+                yield WriteChunk(port, run.segment.fd, at, parts, size, aligned)
                 parts, size, at, limit = [], 0, at + size, io_bytes
     if size:
-        yield WriteChunk(port, run.segment.fd, at, parts, align_up(size, PAGE_BYTES))
+        yield WriteChunk(port, run.segment.fd, at, parts, align_up(size, PAGE_BYTES), aligned)
 
 
 def pieces_of(run: Run) -> Iterator[memoryview]:
     """The bytes of an extent: head, then layer by layer the slice of each block."""
     yield memoryview(pack_extent_head(run.head()))
     shape = run.shape
+    if shape.blocks == 1:
+        # The slices of one block follow one another in memory as they do on disk.
+        yield run.stored[0][shape.block_header_bytes :][: shape.layers * shape.slice_stride]
+        return
     for layer in range(shape.layers):
         begin = shape.block_header_bytes + layer * shape.slice_stride
         for stored in run.stored:

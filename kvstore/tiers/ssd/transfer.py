@@ -104,6 +104,8 @@ class WriteChunk:
     offset: int
     parts: list[memoryview]
     nbytes: int
+    aligned: bool = False
+    """Every part lies where direct I/O can take it from, but for a first one that is no caller's (the head)."""
 
     def run(self, buffer: memoryview, gate: Gate) -> None:
         """Write from where the bytes lie, or by way of the buffer."""
@@ -120,17 +122,13 @@ class WriteChunk:
         write_full(self.port, self.fd, buffer[: self.nbytes], self.offset)
 
     def _write_in_place(self, buffer: memoryview) -> bool:
-        """Write without a copy, if everything but a small head is aligned; False if not."""
-        granule = self.port.granule
-        whole = [part for part in self.parts if len(part) % granule or address(part) % granule]
-        if len(self.parts) > PARTS_MAX or whole not in ([], self.parts[:1]):
+        """Write without a copy, if that is possible; False if not."""
+        if not self.aligned or len(self.parts) > PARTS_MAX:
             return False
         parts, used = list(self.parts), 0
-        if whole:
-            used = len(whole[0])
-            if used % granule or len(self.parts) == 1:
-                return False
-            buffer[:used] = whole[0]
+        if address(parts[0]) % self.port.granule:
+            used = len(parts[0])
+            buffer[:used] = parts[0]
             parts[0] = buffer[:used]
         missing = self.nbytes - sum(map(len, parts))
         if missing:

@@ -81,7 +81,7 @@ class Writer:
         slice_bytes, stride, stored_bytes = space.layout.of_codec(block.codec)
         found = (header.key, header.parent, header.codec, header.namespace_id)
         lengths = (header.layers, header.slice_bytes, header.slice_stride, header.header_bytes)
-        expected = (space.layout.layers, slice_bytes, stride, space.layout.header_bytes)
+        expected = (space.layout.units_of(block.codec), slice_bytes, stride, space.layout.header_bytes)
         if found != (block.key, block.parent, block.codec, space.namespace_id) or lengths != expected:
             raise InvalidArgument("stored", f"the header of {header.key.hex()[:16]}, {lengths}", f"{expected}")
         if len(block.stored) < header.stored_bytes:

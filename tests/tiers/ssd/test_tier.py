@@ -12,6 +12,8 @@ from kvstore.core.types import ROOT_PARENT, Codec
 from kvstore.tiers.base import BlockRead, ReadStatus
 from kvstore.tiers.ssd import SsdConfig, SsdTier, reclaim
 
+MIB = 1 << 20
+
 
 def test_blocks_come_back_whole_after_a_restart(bench):
     bench.open()
@@ -124,3 +126,14 @@ def test_a_large_extent_is_rewritten_in_parts(bench, monkeypatch):
     bench.open()
     parents = {one.key: one.parent for one in bench.found}
     assert all(parents[block.key] == block.parent for block in blocks[:20])
+
+
+def test_compaction_ends_and_leaves_whole_segments_alone(make_bench):
+    bench = make_bench(capacity_bytes=4 * MIB, fragmentation=0.01)
+    bench.open()
+    for seed in range(100):
+        bench.write([seed])
+    for _ in range(3):
+        bench.tier.housekeeping()
+        assert bench.tier.compact(0.0).bytes_rewritten == 0
+    assert bench.tier.usage().write_amplification == 1.0
