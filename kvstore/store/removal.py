@@ -10,6 +10,7 @@ from kvstore.store import validate
 from kvstore.store.book import copy_number
 from kvstore.store.index import NONE
 from kvstore.store.movement import Movement
+from kvstore.store.movers import PIECE_BLOCKS
 from kvstore.store.report import EvictReport
 
 
@@ -56,9 +57,20 @@ class Removal:
         if namespace_id is not None and keys:
             outcomes = self._evict_keys(tier, namespace_id, keys)
         else:
-            self._movement.make_room(tier, nbytes, total=True)
+            self._evict_coldest(tier, nbytes, before)
         after = self._level(tier)
         return EvictReport(max(before[0] - after[0], 0), max(before[1] - after[1], 0), outcomes)
+
+    def _evict_coldest(self, tier: Tier, nbytes: int, before: tuple[int, int]) -> None:
+        """Free ``nbytes``, or what may go of it, in pieces: an operator who asks for all there is gets all that can."""
+        piece = PIECE_BLOCKS
+        # Others may commit meanwhile: no more turns than blocks there were, and those that find nothing.
+        for _ in range(before[0] + PIECE_BLOCKS.bit_length()):
+            left = nbytes - (before[1] - self._level(tier)[1])
+            if left <= 0 or not piece:
+                return
+            if not self._movement.make_room(tier, left, total=True, limit=piece):
+                piece //= 2
 
     def _tiers(self) -> list[Tier]:
         state = self._state

@@ -221,6 +221,18 @@ def test_evict_by_keys_says_what_became_of_each(make_world):
             world.store.evict(**options)
 
 
+def test_evict_by_bytes_frees_what_may_go_when_asked_for_more(world):
+    pinned, free = world.chain(1, 2), world.chain(2, 5)
+    world.put(pinned)
+    world.put(free)
+    lease = world.cache.grant_lease("x", 1000)
+    world.cache.fetch(world.namespace_id, pinned, Target.HOST, lease_id=lease)
+    report = world.store.evict(Tier.HOST, nbytes=1 << 40)
+    assert (report.blocks, report.bytes) == (5, 5 * STORED)
+    assert all(bits & Tier.HOST.bit for bits in world.residency(pinned))
+    assert not any(bits & Tier.HOST.bit for bits in world.residency(free))
+
+
 def test_a_parent_is_not_evicted_before_its_children(world):
     keys = world.chain(1, 2)
     world.put(keys)
