@@ -44,6 +44,8 @@ class DaemonProcess(AbstractContextManager["DaemonProcess"]):
         """Start and wait until it serves; returns the seconds that took. Unavailable with the log if it ends."""
         begin = time.monotonic()
         command = [sys.executable, "-m", "kvstore.daemon.main", "--socket", str(self.socket)]
+        # The same arena on every machine, so that figures compare and no run depends on a GPU.
+        command += ["--device-kind", "shared"]
         for name, value in self._flags.items():
             command += [f"--{name}", value]
         with self.log.open("ab") as log:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvstore.core.clock import Clock
+from kvstore.core.errors import TierError, Unavailable
 from kvstore.core.types import Area
 from kvstore.daemon.config import Config
 from kvstore.rpc.arenas import ArenaExport
@@ -12,8 +18,17 @@ from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.get import JobDone
 from kvstore.store.store import Store
 from kvstore.tiers.device import MemfdDeviceArena
-from kvstore.tiers.host import HostArena
+from kvstore.tiers.device_probe import DeviceChoice, choose_device
+from kvstore.tiers.host import HostArena, Pin
 from kvstore.tiers.ssd import SsdConfig, SsdTier
+
+if TYPE_CHECKING:
+    from kvstore.tiers.device_cuda import CudaDeviceArena
+
+log = logging.getLogger("kvstored")
+
+Chooser = Callable[[str, int], DeviceChoice]
+"""Settles ``device_kind`` and ``device_index``: ``choose_device``, or a test's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +36,12 @@ class Tiers:
     """What the store runs on."""
 
     host: HostArena
-    device: MemfdDeviceArena | None
+    device: MemfdDeviceArena | CudaDeviceArena | None
     disk: SsdTier | None
 
     def exports(self) -> list[ArenaExport]:
         """What clients may map."""
-        exports = []
-        if self.device is not None:
-            exports.append(ArenaExport(Area.DEVICE, self.device.mapped_bytes, self.device.fd, writable=True))
+        exports = [] if self.device is None else [_device_export(self.device)]
         exports.append(ArenaExport(Area.HOST, self.host.mapped_bytes, self.host.fd, writable=False))
         return exports
 
@@ -41,22 +54,55 @@ class Tiers:
             self.disk.close()
 
 
-def build_tiers(config: Config, clock: Clock) -> Tiers:
+def _device_export(device: MemfdDeviceArena | CudaDeviceArena) -> ArenaExport:
+    if isinstance(device, MemfdDeviceArena):
+        return ArenaExport(Area.DEVICE, device.mapped_bytes, device.fd, writable=True)
+    return ArenaExport(
+        Area.DEVICE,
+        device.capacity_bytes,
+        -1,
+        writable=True,
+        kind=device.kind,
+        device=device.device,
+        handle=device.ipc_handle,
+    )
+
+
+def build_tiers(config: Config, clock: Clock, choose: Chooser = choose_device) -> Tiers:
     """Take the directory first, since another daemon may hold it; then fault the memory in."""
-    disk = None
-    if config.ssd and config.ssd_dir is not None:
-        settings = SsdConfig(capacity_bytes=config.ssd, free_floor_bytes=config.ssd_free_floor)
-        disk = SsdTier(str(config.ssd_dir), settings, clock)
-    device = None
-    try:
-        device = MemfdDeviceArena(config.device) if config.device else None
-        return Tiers(HostArena(config.host), device, disk)
-    except BaseException:
+    with ExitStack() as undo:
+        disk = None
+        if config.ssd and config.ssd_dir is not None:
+            settings = SsdConfig(capacity_bytes=config.ssd, free_floor_bytes=config.ssd_free_floor)
+            disk = SsdTier(str(config.ssd_dir), settings, clock)
+            undo.callback(disk.close)
+        device, pin = _build_device(config, choose)
         if device is not None:
-            device.close()
-        if disk is not None:
-            disk.close()
-        raise
+            undo.callback(device.close)
+        tiers = Tiers(HostArena(config.host, pin=pin), device, disk)
+        undo.pop_all()
+        return tiers
+
+
+def _build_device(config: Config, choose: Chooser) -> tuple[MemfdDeviceArena | CudaDeviceArena | None, Pin | None]:
+    """The DEVICE arena, and on a GPU what pins HOST for it."""
+    if not config.device:
+        return None, None
+    choice = choose(config.device_kind, config.device_index)
+    log.log(
+        logging.WARNING if choice.gpu_unused else logging.INFO, "DEVICE is %s memory: %s", choice.kind, choice.reason
+    )
+    if choice.kind == "cuda":
+        try:
+            # Loads torch, which a daemon without a GPU must not wait for.
+            cuda = importlib.import_module("kvstore.tiers.device_cuda")
+            runtime = cuda.load_runtime()
+            return cuda.CudaDeviceArena(config.device, device=config.device_index, runtime=runtime), cuda.pin(runtime)
+        except (TierError, Unavailable) as error:
+            if config.device_kind == "cuda":
+                raise
+            log.warning("DEVICE is shared memory after all, since CUDA failed: %s", error)
+    return MemfdDeviceArena(config.device), None
 
 
 def build_store(config: Config, tiers: Tiers, clock: Clock, on_job_done: JobDone) -> Store:
@@ -71,5 +117,7 @@ def build_store(config: Config, tiers: Tiers, clock: Clock, on_job_done: JobDone
         sessions_max=config.sessions_max,
         lease_ttl_ms_max=config.lease_ttl_max_s * 1000,
         buffer_bytes_max=config.buffer_max,
+        # The daemon drains for drain_timeout_s before it closes the store; a second wait would be unannounced.
+        close_flush_ms=0,
     )
     return Store(settings, host=tiers.host, device=tiers.device, disk=tiers.disk, clock=clock, on_job_done=on_job_done)

@@ -42,6 +42,14 @@ def format_size(nbytes: int) -> str:
     return str(nbytes)
 
 
+def rough_size(nbytes: int) -> str:
+    """Bytes for people, in the largest unit of which there is one: 23302725632 is "21.7 GiB"."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if round(nbytes / unit, 1) >= 1:
+            return f"{nbytes / unit:.1f}".removesuffix(".0") + f" {name}"
+    return f"{nbytes} bytes"
+
+
 def parse_mode(value: object) -> int:
     """Permission bits of "600" or 0o600. ValueError if they are none."""
     mode = int(value, 8) if isinstance(value, str) else value
@@ -74,6 +82,13 @@ class Config(BaseModel):
         (), description="Users that have admin rights on the sockets, beside root and the daemon's own."
     )
     device: Size = Field(64 << 20, description="Size of the DEVICE arena; 0 for none.")
+    device_kind: str = Field(
+        "auto",
+        pattern="^(auto|shared|cuda)$",
+        description="Where the DEVICE arena lies: shared (memory of the host), cuda (a GPU; refused without one), or "
+        "auto: cuda if there is an NVIDIA device node and torch.cuda.is_available(), else shared.",
+    )
+    device_index: int = Field(0, ge=0, le=255, description="Which CUDA device holds the DEVICE arena, as torch counts.")
     host: Size = Field(256 << 20, description="Size of the HOST arena.")
     ssd: Size = Field(0, description="Most bytes on disk, metadata included; 0 for no SSD tier.")
     ssd_dir: Path | None = Field(None, description="Directory of the SSD tier; made if it is missing.")

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvstore.daemon.config import Config, format_size
+from kvstore.core.errors import InvalidArgument
+from kvstore.daemon.config import Config, format_size, rough_size
+from kvstore.tiers.device_probe import DeviceChoice, choose_device
+from kvstore.tiers.host import locked_memory_hint
 from kvstore.tiers.memfd import HUGE_PAGE, SHMEM_ENABLED
 
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -30,12 +33,15 @@ class Finding:
 
 def make_plan(config: Config) -> list[Finding]:
     """Look at the machine; nothing is made or changed."""
+    device, cuda = _device(config)
+    # What lies on the GPU takes no memory of the host.
+    arenas = config.host if cuda else config.host + config.device
     return [
-        Finding("device", "ok", _size_text(config.device, "shared memory, since no GPU is used")),
-        Finding("host", "ok", _size_text(config.host, "shared memory, read-only to clients")),
-        _memory(config),
-        _huge_pages(config),
-        _locked_memory(),
+        device,
+        Finding("host", "ok", f"{format_size(config.host)} of shared memory, read-only to clients"),
+        _memory(arenas),
+        _huge_pages(arenas),
+        _pinning(config, cuda=cuda),
         *_ssd(config),
         _sockets(config),
         Finding(
@@ -55,18 +61,28 @@ def plan_text(config: Config) -> tuple[str, bool]:
     return "\n".join(lines), all(finding.state != "error" for finding in findings)
 
 
-def _size_text(nbytes: int, what: str) -> str:
-    return f"{format_size(nbytes)} of {what}" if nbytes else "off"
+def _device(config: Config) -> tuple[Finding, bool]:
+    """The line about DEVICE, and whether it would lie on a GPU."""
+    if not config.device:
+        return Finding("device", "ok", "off"), False
+    try:
+        choice: DeviceChoice = choose_device(config.device_kind, config.device_index)
+    except InvalidArgument as error:
+        return Finding("device", "error", str(error)), False
+    size = format_size(config.device)
+    if choice.kind == "cuda":
+        return Finding("device", "ok", f"{size} of GPU memory: {choice.reason}"), True
+    state = "warning" if choice.gpu_unused else "ok"
+    return Finding("device", state, f"{size} of shared memory: {choice.reason}"), False
 
 
-def _memory(config: Config) -> Finding:
-    wanted = config.device + config.host
+def _memory(wanted: int) -> Finding:
     limit = _cgroup_limit()
     available = _meminfo("MemAvailable")
     ceiling = available if limit is None else min(available, limit)
     text = (
-        f"arenas take {format_size(wanted)} of {format_size(available)} available; "
-        f"container limit {'none' if limit is None else format_size(limit)}"
+        f"arenas take {rough_size(wanted)} of {rough_size(available)} available; "
+        f"container limit {'none' if limit is None else rough_size(limit)}"
     )
     if wanted > ceiling:
         return Finding("memory", "error", f"{text}: make host or device smaller, or raise the container's memory limit")
@@ -75,9 +91,9 @@ def _memory(config: Config) -> Finding:
     return Finding("memory", "ok", text)
 
 
-def _huge_pages(config: Config) -> Finding:
+def _huge_pages(wanted: int) -> Finding:
     free = _meminfo("HugePages_Free", unit=1)
-    needed = -(-(config.device + config.host) // HUGE_PAGE)
+    needed = -(-wanted // HUGE_PAGE)
     if free >= needed:
         return Finding("huge pages", "ok", f"{free} reserved pages of 2 MiB are free; {needed} are needed")
     mode = _shmem_mode()
@@ -91,10 +107,14 @@ def _huge_pages(config: Config) -> Finding:
     )
 
 
-def _locked_memory() -> Finding:
+def _pinning(config: Config, *, cuda: bool) -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    text = "without limit" if soft == resource.RLIM_INFINITY else f"limited to {format_size(soft)}"
-    return Finding("pinning", "ok", f"not used, since no GPU is used; locked memory is {text}")
+    if not cuda:
+        text = "without limit" if soft == resource.RLIM_INFINITY else f"limited to {rough_size(soft)}"
+        return Finding("pinning", "ok", f"not used, since no GPU is used; locked memory is {text}")
+    if soft != resource.RLIM_INFINITY and soft < config.host:
+        return Finding("pinning", "warning", f"HOST may not be pinned: {locked_memory_hint()}")
+    return Finding("pinning", "ok", "HOST is registered with CUDA")
 
 
 def _ssd(config: Config) -> list[Finding]:
@@ -107,8 +127,8 @@ def _ssd(config: Config) -> list[Finding]:
     files = config.ssd_dir.rglob("*") if folder == config.ssd_dir else ()
     held = sum(file.stat().st_blocks * 512 for file in files if file.is_file())
     text = (
-        f"at most {format_size(config.ssd)} in {config.ssd_dir}, which holds {format_size(held)}; "
-        f"disk has {disk.free >> 20} MiB free, of which {format_size(config.ssd_free_floor)} are left to others"
+        f"at most {format_size(config.ssd)} in {config.ssd_dir}, which holds {rough_size(held)}; "
+        f"disk has {rough_size(disk.free)} free, of which {format_size(config.ssd_free_floor)} are left to others"
     )
     if held + max(0, disk.free - config.ssd_free_floor) < config.ssd:
         return [Finding("ssd", "warning", f"{text}: the disk is smaller than ssd, so less will be used")]

@@ -62,7 +62,8 @@ class DaemonProcess:
         self.folder = folder
         self.socket = folder / "kvstored.sock"
         self.arguments = [
-            f"--socket={self.socket}", "--device=4MiB", "--host=16MiB", "--ssd-free-floor=0", *arguments,
+            f"--socket={self.socket}", "--device=4MiB", "--host=16MiB", "--ssd-free-floor=0", "--device-kind=shared",
+            *arguments,
         ]  # fmt: skip
         self.lines: list[str] = []
         self._process: subprocess.Popen[str] | None = None

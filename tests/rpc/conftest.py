@@ -20,6 +20,7 @@ def config(tmp_path_factory):
     return Config(
         socket=folder / "kvstored.sock",
         device="4 MiB",
+        device_kind="shared",
         host="8 MiB",
         ssd="32 MiB",
         ssd_dir=folder / "ssd",

@@ -14,52 +14,10 @@ from kvstore.core.types import Codec
 from kvstore.tiers import device_cuda
 from kvstore.tiers.device_cuda import CudaDeviceArena
 from kvstore.tiers.host import HostArena
+from tests.tiers.fake_cuda import FakeRuntime
 
 SPEC = NamespaceSpec(model="m", dtype="float16", layers=3, kv_heads=4, head_dim=16, block_tokens=8, codec="int8")
 LAYOUT = BlockLayout.of(SPEC)
-
-
-class FakeRuntime:
-    """Device memory is a ctypes buffer. ``fail`` names a call that answers an error."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.fail = ""
-        self.memory = ctypes.create_string_buffer(0)
-        self.registered: dict[int, int] = {}
-
-    def _called(self, name: str) -> int:
-        self.calls.append(name)
-        return 2 if name == self.fail else 0
-
-    def cudaSetDevice(self, device: int) -> int:
-        return self._called("cudaSetDevice")
-
-    def cudaMalloc(self, address, nbytes) -> int:
-        self.memory = ctypes.create_string_buffer(nbytes.value)
-        address._obj.value = ctypes.addressof(self.memory)
-        return self._called("cudaMalloc")
-
-    def cudaFree(self, address) -> int:
-        return self._called("cudaFree")
-
-    def cudaIpcGetMemHandle(self, handle, address) -> int:
-        handle._obj.raw = bytes(range(64))
-        return self._called("cudaIpcGetMemHandle")
-
-    def cudaMemcpy(self, to, source, nbytes, kind) -> int:
-        code = self._called("cudaMemcpy")
-        if not code:
-            ctypes.memmove(to, source, nbytes.value)
-        return code
-
-    def cudaHostRegister(self, address, nbytes, flags) -> int:
-        self.registered[address.value] = nbytes.value
-        return self._called("cudaHostRegister")
-
-    def cudaHostUnregister(self, address) -> int:
-        del self.registered[address.value]
-        return self._called("cudaHostUnregister")
 
 
 @pytest.mark.parametrize("codec", [Codec.RAW, Codec.INT8])
