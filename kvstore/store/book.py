@@ -16,7 +16,7 @@ from kvstore.core.clock import Clock
 from kvstore.core.types import BlockKey, Codec, Reason, Tier
 from kvstore.store import lifecycle
 from kvstore.store.history import Counters, EventLog, News, Tombstones
-from kvstore.store.index import NONE, PAGE, UNKNOWN, BlockIndex
+from kvstore.store.index import HITS_MAX, NONE, PAGE, UNKNOWN, BlockIndex
 from kvstore.store.lifecycle import CopyState, Event
 from kvstore.store.lru import LruList
 from kvstore.store.namespaces import Namespace, NamespaceTable
@@ -25,7 +25,9 @@ from kvstore.tiers.base import Arena, DiskHandle
 
 # Looked up by number on every fetch, where calling the enum would cost more than the rest of the step.
 _CODECS = tuple(Codec)
-_TIERS = (Tier.DEVICE, *Tier)
+
+_TIERS_OF = tuple(tuple(n for n in (1, 2, 3) if bits >> (n - 1) & 1) for bits in range(8))
+"""Numbers of the tiers in a residency set."""
 
 _CAUSES = {Reason.EVICTED: "evicted", Reason.REMOVED: "removed", Reason.QUARANTINED: "quarantined"}
 
@@ -140,16 +142,17 @@ class Book:
 
     def use(self, slots: list[int]) -> None:
         """Count a use of blocks given parents first; parents end up hotter than their children."""
-        index = self.index
+        index, pins = self.index, self.pins
+        last_use, hits, residency = index.last_use, index.hits, index.residency
+        uses = [lru.use for lru in self.lists]
         tenths = int((self._clock.now() - self._start) * 10)
         for slot in reversed(slots):
-            index.last_use[slot] = tenths
-            if index.hits[slot] < 0xFFFF:
-                index.hits[slot] += 1
-            residency = index.residency[slot]
-            for number in (1, 2, 3):
-                if residency >> (number - 1) & 1 and 4 * slot + number not in self.pins:
-                    self.lists[number].use(slot)
+            last_use[slot] = tenths
+            if hits[slot] < HITS_MAX:
+                hits[slot] += 1
+            for number in _TIERS_OF[residency[slot]]:
+                if 4 * slot + number not in pins:
+                    uses[number](slot)
 
     def idle_seconds(self, slot: int) -> float:
         """Seconds since the last use, to a tenth."""
@@ -207,25 +210,44 @@ class Book:
 
     def pin(self, slot: int, tier: Tier) -> None:
         """Keep a READY copy where it is."""
-        number = copy_number(slot, tier)
-        count = self.pins.get(number, 0)
-        self.pins[number] = count + 1
-        if count == 0:
-            self.lists[tier].take(slot)
-            self.pinned_bytes[tier] += self.nbytes(slot, tier)
+        self.pin_all([copy_number(slot, tier)])
+
+    def pin_all(self, numbers: list[int]) -> None:
+        """``pin`` for many copy numbers."""
+        pins, index, pinned = self.pins, self.index, self.pinned_bytes
+        namespaces, codecs, entries = index.namespace, index.codec, self.namespaces.entries
+        takes = [lru.take for lru in self.lists]
+        for number in numbers:
+            if number in pins:
+                pins[number] += 1
+                continue
+            pins[number] = 1
+            slot, tier = number >> 2, number & 3
+            takes[tier](slot)
+            pinned[tier] += entries[namespaces[slot]].sizes[tier][codecs[slot]]
 
     def unpin(self, number: int) -> None:
         """Undo one ``pin`` of a copy number. At the last one the copy is droppable again, as just used."""
-        slot, tier = number >> 2, _TIERS[number & 3]
-        count = self.pins[number] - 1
-        if count:
-            self.pins[number] = count
-            return
-        del self.pins[number]
-        self.pinned_bytes[tier] -= self.nbytes(slot, tier)
-        if self.has(slot, tier):
-            self.lists[tier].use(slot)
-        self._drain(number)
+        self.unpin_all([number])
+
+    def unpin_all(self, numbers: list[int]) -> None:
+        """``unpin`` for many copy numbers, in their order."""
+        pins, index, pinned, doomed = self.pins, self.index, self.pinned_bytes, self.doomed
+        namespaces, codecs, entries = index.namespace, index.codec, self.namespaces.entries
+        uses = [lru.use for lru in self.lists]
+        for number in numbers:
+            if pins[number] > 1:
+                pins[number] -= 1
+                continue
+            del pins[number]
+            slot, tier = number >> 2, number & 3
+            pinned[tier] -= entries[namespaces[slot]].sizes[tier][codecs[slot]]
+            if index.residency[slot] >> (tier - 1) & 1:
+                uses[tier](slot)
+                if number not in doomed:
+                    # Nothing waits for this pin, and a slot with a copy is not forgotten.
+                    continue
+            self._drain(number)
 
     def hold(self, slot: int) -> None:
         """Keep a block from losing its last copy."""

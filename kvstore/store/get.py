@@ -25,6 +25,7 @@ from kvstore.store.loading import Load, Loading
 from kvstore.store.movers import Movers
 from kvstore.store.namespaces import Namespace
 from kvstore.store.owners import Job, Session
+from kvstore.store.pinning import pin_found
 from kvstore.store.state import State
 from kvstore.store.tenancy import Tenancy
 
@@ -122,16 +123,7 @@ class Get:
     def _submit(self, load: Load) -> tuple[FetchResult, Job | None]:
         """Pin what is in place; make a job of what has to move. Called with the lock held."""
         state, book = self._state, self._state.book
-        used: list[int] = []
-        for i, key in enumerate(load.keys):
-            slot = book.resident(key, load.namespace)
-            if slot == NONE or not book.index.residency[slot] & state.readable:
-                load.settle(i, Outcome.MISS, self.why_missing(key, load.namespace))
-                continue
-            load.slots[i] = slot
-            used.append(slot)
-            if not self._loading.pin(load, i):
-                load.moving.append(i)
+        used = pin_found(book, load, state.readable, lambda key: self.why_missing(key, load.namespace))
         if load.lease is not None:
             book.use(used)
             self._write_second_hits(load.namespace, used)

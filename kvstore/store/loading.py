@@ -56,6 +56,17 @@ class Load:
         """Set the answer of one key."""
         self._outcomes[position], self._reasons[position], self._places[position] = outcome, reason, place
 
+    def settle_hits(self, positions: list[int], places: list[Place]) -> None:
+        """Set the answer of many keys to HIT, with their places; none for those of a load without a lease."""
+        if len(positions) == len(self.keys):
+            self._outcomes = [Outcome.HIT] * len(positions)
+            self._places[: len(places)] = places
+            return
+        for position in positions:
+            self._outcomes[position] = Outcome.HIT
+        for position, place in zip(positions, places, strict=False):
+            self._places[position] = place
+
     def pending(self, position: int) -> bool:
         """Whether the key has no final answer yet."""
         return self._outcomes[position] is Outcome.PENDING

@@ -43,10 +43,12 @@ class LruList:
 
     def use(self, slot: int) -> None:
         """Put a slot, listed or not, to the hot end."""
-        if self._hot == slot:
-            return
-        self.take(slot)
         hot = self._hot
+        if hot == slot:
+            return
+        if self._hotter[slot] != UNLISTED or slot in self.aside:
+            self.take(slot)
+            hot = self._hot
         self._colder[slot] = hot
         self._hotter[slot] = NONE
         if hot == NONE:
