@@ -7,6 +7,7 @@ It writes K and V into the blocks and attends over the blocks; which sequence a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,11 +25,11 @@ ATTENTION_NAME: Final = "kvstore_paged"
 class AttentionStep:
     """One step's tokens: where their K and V go, and what their queries attend to.
 
-    ``batches`` are disjoint parts of the same context (one a codec); their partial results are merged.
+    ``batches[layer]`` are disjoint parts of the same context (one a codec); their partial results are merged.
     """
 
     writer: KvWriter
-    batches: tuple[PagedBatch, ...]
+    batches: Sequence[tuple[PagedBatch, ...]]
 
 
 def register_attention() -> None:
@@ -60,5 +61,5 @@ def paged_forward(
         sinks=arguments.get("s_aux"),
     )
     rows = query[0].transpose(0, 1).contiguous()
-    parts = [paged_attention(rows, batch, options, layer=layer) for batch in step.batches]
+    parts = [paged_attention(rows, batch, options, layer=layer) for batch in step.batches[layer]]
     return merge(parts, options.sinks).out.to(query.dtype).unsqueeze(0), None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.core.namespace import NamespacePolicy
+from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,12 @@ class EngineConfig:
     ``retry_s``         shortest and longest pause between attempts to reach a cache that was lost
     ``wait_ms``         longest sleep on a job of the cache when no request can run
     ``policy``          how the namespace is kept; None leaves the choice to the cache
+    ``codec``           of blocks below DEVICE, "raw" or "int8"; None takes the one of the model's spec
+    ``raw_layers``      layers that stay raw in int8 blocks, ascending; none takes those of the model's spec
+    ``raw_first_tokens`` blocks wholly within the first so many tokens stay raw; 0 leaves it to ``policy``
+    ``recent_raw_tokens`` blocks wholly within the last so many tokens of a running sequence are never moved out of
+                        DEVICE by the engine: they are raw for as long as they are there. Where DEVICE is too small for
+                        the windows of all requests, requests are preempted, and the last one uses private memory
     """
 
     token_budget: int = 512
@@ -28,13 +34,29 @@ class EngineConfig:
     retry_s: tuple[float, float] = (0.1, 5.0)
     wait_ms: int = 20
     policy: NamespacePolicy | None = None
+    codec: str | None = None
+    raw_layers: tuple[int, ...] = ()
+    raw_first_tokens: int = 0
+    recent_raw_tokens: int = 0
     name: str = field(default="engine")
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "running_max", "lease_ttl_ms", "wait_ms"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"config.{name}", getattr(self, name), "at least 1")
-        if self.private_bytes < 0:
-            raise InvalidArgument("config.private_bytes", self.private_bytes, "0 or more")
+        for name in ("private_bytes", "raw_first_tokens", "recent_raw_tokens"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(f"config.{name}", getattr(self, name), "0 or more")
         if not 0 <= self.retry_s[0] <= self.retry_s[1]:
             raise InvalidArgument("config.retry_s", self.retry_s, "two times in seconds, the shorter one first")
+
+    def spec_for(self, spec: NamespaceSpec) -> NamespaceSpec:
+        """The model's spec with the codec and the raw layers that were asked for. Raises InvalidArgument."""
+        return replace(spec, codec=self.codec or spec.codec, raw_layers=self.raw_layers or spec.raw_layers)
+
+    @property
+    def policy_asked(self) -> NamespacePolicy | None:
+        """The policy with what has a setting of its own; None if nothing was asked for."""
+        if not self.raw_first_tokens:
+            return self.policy
+        return replace(self.policy or NamespacePolicy(), raw_first_tokens=self.raw_first_tokens)

@@ -74,8 +74,11 @@ class Engine:
         self._model = model
         self._config = config or EngineConfig()
         self.counters = Counters()
-        self._link = CacheLink(cache, model.spec, self._config, clock or MonotonicClock())
-        self._blocks = BlockManager(self._link, model.spec, self._config.private_bytes, self.counters)
+        self._spec = self._config.spec_for(model.spec)
+        self._link = CacheLink(cache, self._spec, self._config, clock or MonotonicClock())
+        self._blocks = BlockManager(
+            self._link, self._spec, self._config.private_bytes, self.counters, self._config.recent_raw_tokens
+        )
         self._scheduler = Scheduler(self._config, self._blocks, self._link, self.counters)
         self._runner = ModelRunner(model)
         self._next_id = 1
@@ -132,7 +135,7 @@ class Engine:
             if not shares:
                 self._scheduler.wait()
                 return outputs
-            step = build_step(shares, self._model.spec)
+            step = build_step(shares, self._spec)
             logits = self._runner.run(step)
             self._link.confirm()
         except LinkLost:

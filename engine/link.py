@@ -75,7 +75,7 @@ class CacheLink:
         if self.up or self._cache is None or self._clock.now() < self._retry_at:
             return self.up
         try:
-            opened = self._cache.open_namespace(self._spec, policy=self._config.policy)
+            opened = self._cache.open_namespace(self._spec, policy=self._config.policy_asked)
             self._generation = self._generation_now()
             self._regions = {
                 area: Region(self._cache.memory(area), self._spec.layers) for area in (Area.DEVICE, Area.HOST)

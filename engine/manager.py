@@ -38,15 +38,22 @@ class Room:
 
 
 class BlockManager:
-    """Places for the K and V of all sequences of one engine."""
+    """Places for the K and V of all sequences of one engine.
 
-    def __init__(self, link: CacheLink, spec: NamespaceSpec, private_bytes: int, counters: Counters) -> None:
+    Blocks wholly within the last ``recent_tokens`` computed tokens of a sequence are not moved out of DEVICE.
+    """
+
+    def __init__(
+        self, link: CacheLink, spec: NamespaceSpec, private_bytes: int, counters: Counters, recent_tokens: int = 0
+    ) -> None:
         self._link = link
         self._tokens = spec.block_tokens
         self._layout = BlockLayout.of(spec)
         self._pool = PrivatePool(self._layout, private_bytes)
         self._counters = counters
         self._registry: dict[BlockKey, Block] = {}
+        self._recent_tokens = recent_tokens
+        self._sequences: set[Sequence] = set()
         self._stuck = False
         self.jobs = Jobs(link)
 
@@ -58,6 +65,7 @@ class BlockManager:
         Returns True when ``computed`` and ``table`` are settled, False while a job brings more (call again once
         ``poll`` has finished it).
         """
+        self._sequences.add(sequence)
         usable = (len(sequence.tokens) - 1) // self._tokens
         table, self._stuck = sequence.table, False
         if len(table.keys) < usable:
@@ -111,7 +119,10 @@ class BlockManager:
         """
         if self._stuck:
             return Room(0, self.moving)
-        on_device = (b for b in reversed(self._registry.values()) if b.area is Area.DEVICE and not b.moving)
+        kept = self._recent()
+        on_device = (
+            b for b in reversed(self._registry.values()) if b.area is Area.DEVICE and not b.moving and b not in kept
+        )
         wanted = max(count, MOVE_BLOCKS_MIN)
         blocks = [block for block, _ in zip(on_device, range(wanted), strict=False)]
         if not blocks:
@@ -145,12 +156,14 @@ class BlockManager:
     def release(self, sequence: Sequence) -> None:
         """Give up all that the sequence holds. What it committed stays in the cache."""
         blocks = sequence.table.blocks
+        self._sequences.discard(sequence)
         sequence.restart()
         self._drop(blocks)
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """The link was lost: drop everything that was pinned through it. Sequences in private memory keep theirs."""
         self._registry.clear()
+        self._sequences.clear()
         self.jobs.clear()
         self._stuck = False
         for sequence in sequences:
@@ -277,6 +290,15 @@ class BlockManager:
                 sequence.table.blocks.append(block)
                 got += 1
         return got
+
+    def _recent(self) -> set[Block]:
+        """Blocks within the recent window of any sequence."""
+        kept: set[Block] = set()
+        if self._recent_tokens:
+            for sequence in self._sequences:
+                first = -(-max(0, sequence.computed - self._recent_tokens) // self._tokens)
+                kept.update(sequence.table.blocks[first:])
+        return kept
 
     def _missing(self, sequence: Sequence, tokens: int) -> int:
         return -(-(sequence.computed + tokens) // self._tokens) - len(sequence.table.blocks)

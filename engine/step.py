@@ -44,7 +44,7 @@ def build_step(shares: Items[Share], spec: NamespaceSpec) -> StepInput:
         torch.tensor([tokens]),
         torch.from_numpy(positions)[None],
         torch.tensor(rows, dtype=torch.int64),
-        AttentionStep(KvWriter(runs, geometry, layout.raw_slice_stride), _batches(shares, ends, spec)),
+        AttentionStep(KvWriter(runs, geometry, layout.raw_slice_stride), _batches(shares, ends, spec, layout)),
     )
 
 
@@ -61,8 +61,14 @@ def _runs(share: Share, row: int, block_tokens: int) -> list[WriteRun]:
     return runs
 
 
-def _batches(shares: Items[Share], ends: npt.NDArray[np.int64], spec: NamespaceSpec) -> tuple[PagedBatch, ...]:
-    """One batch a codec that occurs; raw always, since a step's own tokens lie raw."""
+def _batches(
+    shares: Items[Share], ends: npt.NDArray[np.int64], spec: NamespaceSpec, layout: BlockLayout
+) -> list[tuple[PagedBatch, ...]]:
+    """For each layer one batch a codec that occurs; raw always, since a step's own tokens lie raw.
+
+    An op finds layer ``l`` at ``address + l * stride`` of its codec. Where some layers of a coded block stay raw, that
+    is not where it lies: addresses are shifted so that it is, and layers of the same shift share a batch.
+    """
     size = spec.block_tokens
     contexts = [share.sequence.computed + share.count for share in shares]
     tables = [s.sequence.table.blocks[: -(-context // size)] for s, context in zip(shares, contexts, strict=True)]
@@ -75,9 +81,23 @@ def _batches(shares: Items[Share], ends: npt.NDArray[np.int64], spec: NamespaceS
     starts = torch.arange(0, width * size, size, dtype=torch.int32).expand(len(shares), width).contiguous()
     offsets = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
     lengths = torch.tensor(contexts, dtype=torch.int32)
-    batches = []
-    for codec in Codec:
-        chosen = np.where(codecs == codec, addresses, 0)
-        if codec is Codec.RAW or chosen.any():
-            batches.append(PagedBatch(torch.from_numpy(chosen), starts, offsets, lengths, spec.geometry, codec.word))
-    return tuple(batches)
+
+    def batch(codec: Codec, chosen: npt.NDArray[np.int64]) -> PagedBatch:
+        return PagedBatch(torch.from_numpy(chosen), starts, offsets, lengths, spec.geometry, codec.word)
+
+    raw, coded = (np.where(codecs == codec, addresses, 0) for codec in (Codec.RAW, Codec.INT8))
+    if not coded.any():
+        return [(batch(Codec.RAW, raw),)] * layout.layers
+    raw_part = batch(Codec.RAW, raw)
+    made: dict[tuple[Codec, int], tuple[PagedBatch, ...]] = {}
+    found = []
+    for layer in range(layout.layers):
+        codec = layout.layer_codec(Codec.INT8, layer)
+        shift = layout.layer_offset(Codec.INT8, layer) - layer * layout.of_codec(codec)[1]
+        if (codec, shift) not in made:
+            shifted = np.where(coded != 0, coded + shift, 0)
+            made[codec, shift] = (
+                (batch(Codec.RAW, raw + shifted),) if codec is Codec.RAW else (raw_part, batch(codec, shifted))
+            )
+        found.append(made[codec, shift])
+    return found

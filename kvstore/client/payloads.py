@@ -1,7 +1,8 @@
 """Whole payloads: what put takes, what get answers, and the steps between that need no connection.
 
-A payload is a block's slices without padding, layer by layer: ``layers * slice_bytes`` bytes. Both clients use
-these steps; they differ in how they wait.
+A payload is a block's slices without padding, layer by layer. Those that put takes are raw, ``layers *
+raw_slice_bytes`` bytes, since the daemon encodes; those that get answers are under the codec of the copy. Both clients
+use these steps; they differ in how they wait.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class PutBlocks:
 class GotBlocks:
     """What ``get`` copied out. ``payloads[i]`` is a part of ``buffer``, None where the outcome is not HIT.
 
-    A payload has the slices under ``codecs[i]`` without padding. The buffer is the caller's.
+    A payload has the slices (units, in a namespace with ``raw_layers``) under ``codecs[i]`` without padding. The
+    buffer is the caller's.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -53,21 +55,19 @@ class GotBlocks:
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """One block where it lies, valid inside the ``with``: slice ``l`` begins at ``offset + l * stride``."""
+    """One block where it lies, valid inside the ``with``, as ``codec`` except for the layout's raw layers."""
 
     memory: memoryview
     offset: int
-    stride: int
-    slice_bytes: int
-    layers: int
+    layout: BlockLayout
     codec: Codec
 
     def slice(self, layer: int) -> memoryview:
         """Bytes of one layer."""
-        if not 0 <= layer < self.layers:
-            raise InvalidArgument("layer", layer, f"0 to {self.layers - 1}")
-        begin = self.offset + layer * self.stride
-        return self.memory[begin : begin + self.slice_bytes]
+        if not 0 <= layer < self.layout.layers:
+            raise InvalidArgument("layer", layer, f"0 to {self.layout.layers - 1}")
+        begin = self.offset + self.layout.layer_offset(self.codec, layer)
+        return self.memory[begin : begin + self.layout.of_codec(self.layout.layer_codec(self.codec, layer))[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PutPlan:
             raise InvalidArgument(
                 "token_ids", f"{len(blocks.token_ids)} tokens", f"block_tokens for each of {count} keys"
             )
-        size = layout.layers * layout.slice_bytes
+        size = layout.layers * layout.raw_slice_bytes
         sources = [as_bytes(f"payloads[{i}]", payload, size) for i, payload in enumerate(blocks.payloads)]
         step = max(1, part_bytes // layout.stored_bytes)
         return cls(blocks, layout, sources, [slice(b, min(b + step, count)) for b in range(0, count, step)])
@@ -224,24 +224,21 @@ class GetPlan:
 
 def slot_bytes(layout: BlockLayout) -> int:
     """Bytes that hold any payload of a namespace: the larger of raw and coded."""
-    return layout.layers * max(layout.raw_slice_bytes, layout.slice_bytes)
+    return max(layout.units_of(codec) * layout.of_codec(codec)[0] for codec in Codec)
 
 
 def views_of(fetched: FetchResult, layout: BlockLayout, memory: Memory) -> tuple[BlockView | None, ...]:
     """Where the fetched blocks lie."""
     areas: dict[Area, memoryview] = {}
-    sizes: dict[Codec, int] = {}
     views: list[BlockView | None] = []
     for outcome, place in zip(fetched.outcomes, fetched.places, strict=True):
         if place is None or outcome is not Outcome.HIT:
             views.append(None)
             continue
-        area, offset, stride, codec = place
+        area, offset, _, codec = place
         if area not in areas:
             areas[area] = memory(area)
-        if codec not in sizes:
-            sizes[codec] = layout.of_codec(codec)[0]
-        views.append(BlockView(areas[area], offset, stride, sizes[codec], layout.layers, codec))
+        views.append(BlockView(areas[area], offset, layout, codec))
     return tuple(views)
 
 
@@ -249,4 +246,4 @@ def run_of(place: Place | None, layout: BlockLayout) -> Run:
     """A place with its layout's numbers."""
     if place is None:
         raise InvalidArgument("place", None, "a place, since the outcome has one")
-    return Run(place.offset, place.stride, layout.layers, layout.of_codec(place.codec)[0])
+    return Run(place.offset, place.stride, layout.units_of(place.codec), layout.of_codec(place.codec)[0])

@@ -77,7 +77,7 @@ class Assembler:
         layout = self._plan.layout
         payloads: list[memoryview | None] = []
         for index, outcome in enumerate(self._outcomes):
-            whole = layout.layers * layout.of_codec(self._codecs[index])[0]
+            whole = layout.units_of(self._codecs[index]) * layout.of_codec(self._codecs[index])[0]
             if outcome is Outcome.HIT and self._sizes[index] != whole:
                 self._outcomes[index], self._reasons[index] = Outcome.MISS, Reason.TIER_UNAVAILABLE
             hit = self._outcomes[index] is Outcome.HIT

@@ -240,7 +240,7 @@ class Client(SyncCalls):
     def put(self, namespace_id: NamespaceId, blocks: PutBlocks) -> CommitResult:
         """Store whole blocks under their keys, parents first.
 
-        Each payload is a contiguous buffer of ``layers * slice_bytes`` bytes under the namespace's codec, read before
+        Each payload is a contiguous buffer of ``layers * raw_slice_bytes`` bytes, raw whatever the codec, read before
         the call returns. HIT where the block is resident now (``existed`` where it was before), else MISS and why.
         """
         return self.transfer.put(namespace_id, blocks)

@@ -1,8 +1,9 @@
 """Namespaces: the digest of everything that changes the bytes of a block, and the layout that follows.
 
 ``namespace_id = SHA-256(NAMESPACE_TAG || for each field in the order of NamespaceSpec: u32 length || bytes)``
-with text as UTF-8, integers as unsigned little-endian of 8 bytes, and raw bytes as they are.
-``docs/protocol.md`` has golden vectors.
+with text as UTF-8, integers as unsigned little-endian of 8 bytes, and raw bytes as they are. ``raw_layers`` is last:
+its numbers as unsigned little-endian of 4 bytes each, left out altogether if there are none. ``docs/protocol.md`` has
+golden vectors.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from dataclasses import dataclass, field, fields
+from bisect import bisect_left
+from dataclasses import dataclass, fields
 from typing import Final
 
 from kvstore.core.errors import InvalidArgument
@@ -32,6 +34,7 @@ class NamespaceSpec:
 
     For attention blocks ``opaque_slice_bytes`` is 0 and the geometry fields describe the slices. For a
     foreign engine's opaque payloads it is the bytes of one slice; the geometry then only tells specs apart.
+    ``raw_layers`` are the layers that stay raw in blocks under another codec, ascending.
     Invalid values raise ``InvalidArgument`` naming the field.
     """
 
@@ -50,10 +53,12 @@ class NamespaceSpec:
     salt: bytes = b""
     opaque_slice_bytes: int = 0
     extra: str = ""
+    raw_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_text()
         self._check_numbers()
+        self._check_raw_layers()
         if self.codec not in CODECS:
             raise InvalidArgument("spec.codec", repr(self.codec), f"one of {', '.join(CODECS)}")
         if self.opaque_slice_bytes and self.codec != "raw":
@@ -93,13 +98,26 @@ class NamespaceSpec:
             if not low <= value <= high:
                 raise InvalidArgument(f"spec.{name}", value, f"{low} to {high}")
 
+    def _check_raw_layers(self) -> None:
+        given = self.raw_layers
+        if given and self.codec == "raw":
+            raise InvalidArgument("spec.raw_layers", given, "empty, since all layers are raw under the codec raw")
+        if list(given) != sorted(set(given)):
+            raise InvalidArgument("spec.raw_layers", given, "ascending numbers, each once")
+        if given and not 0 <= given[0] <= given[-1] < self.layers:
+            raise InvalidArgument("spec.raw_layers", given, f"0 to {self.layers - 1} each")
+
     @property
     def namespace_id(self) -> NamespaceId:
         """The digest of this spec, 32 bytes."""
         digest = hashlib.sha256(NAMESPACE_TAG)
         for item in fields(self):
             value = getattr(self, item.name)
-            if isinstance(value, str):
+            if isinstance(value, tuple):
+                if not value:
+                    continue
+                data = struct.pack(f"<{len(value)}I", *value)
+            elif isinstance(value, str):
                 data = value.encode()
             elif isinstance(value, bytes):
                 data = value
@@ -145,8 +163,10 @@ class BlockLayout:
     """Byte counts of a namespace's blocks.
 
     A *stored* block (HOST, SSD) is a header of ``header_bytes`` (magic, key, codec, lengths, CRC-32C of each
-    slice) followed by its slices at distances of ``slice_stride``. A block on DEVICE has raw slices only, at
-    distances of ``raw_slice_stride``.
+    unit) followed by its units at distances of ``slice_stride``. A unit is a slice, but where some layers stay raw
+    in coded blocks: there a raw layer takes ``raw_layer_units`` units, the end of the last of them zero, and
+    ``slice_bytes`` is ``slice_stride``. A block on DEVICE has no header: raw slices at distances of
+    ``raw_slice_stride``, or units.
     """
 
     layers: int
@@ -158,6 +178,8 @@ class BlockLayout:
     stored_bytes: int
     raw_stored_bytes: int
     device_bytes: int
+    raw_layers: tuple[int, ...] = ()
+    raw_layer_units: int = 1
 
     @classmethod
     def of(cls, spec: NamespaceSpec) -> BlockLayout:
@@ -168,24 +190,55 @@ class BlockLayout:
             geometry = SliceGeometry(spec.kv_heads, spec.head_dim, spec.block_tokens, spec.dtype)
             coded, raw = geometry.slice_bytes(spec.codec), geometry.raw_bytes
         stride, raw_stride = align_up(coded, SLICE_ALIGNMENT), align_up(raw, SLICE_ALIGNMENT)
-        header = align_up(HEADER_FIXED_BYTES + 4 * spec.layers, PAGE_BYTES)
+        raw_units = -(-raw // stride) if spec.raw_layers else 1
+        units = spec.layers + len(spec.raw_layers) * (raw_units - 1)
+        header = align_up(HEADER_FIXED_BYTES + 4 * units, PAGE_BYTES)
         return cls(
             layers=spec.layers,
-            slice_bytes=coded,
+            slice_bytes=stride if spec.raw_layers else coded,
             slice_stride=stride,
             raw_slice_bytes=raw,
             raw_slice_stride=raw_stride,
             header_bytes=header,
-            stored_bytes=align_up(header + spec.layers * stride, PAGE_BYTES),
+            stored_bytes=align_up(header + units * stride, PAGE_BYTES),
             raw_stored_bytes=align_up(header + spec.layers * raw_stride, PAGE_BYTES),
             device_bytes=align_up(spec.layers * raw_stride, PAGE_BYTES),
+            raw_layers=spec.raw_layers,
+            raw_layer_units=raw_units,
         )
 
     def of_codec(self, codec: Codec) -> tuple[int, int, int]:
-        """Slice bytes, slice stride and stored bytes of a block that was kept under ``codec``."""
+        """Unit bytes, unit stride and stored bytes of a block that was kept under ``codec``."""
         if codec is Codec.RAW:
             return self.raw_slice_bytes, self.raw_slice_stride, self.raw_stored_bytes
         return self.slice_bytes, self.slice_stride, self.stored_bytes
+
+    def units_before(self, codec: Codec, layer: int) -> int:
+        """Units of the layers before ``layer`` (which may be ``layers``) in a block under ``codec``."""
+        if codec is Codec.RAW or not self.raw_layers:
+            return layer
+        return layer + bisect_left(self.raw_layers, layer) * (self.raw_layer_units - 1)
+
+    def units_of(self, codec: Codec) -> int:
+        """Units of a block under ``codec``."""
+        return self.units_before(codec, self.layers)
+
+    def unit_range(self, codec: Codec, layers: tuple[int, int]) -> tuple[int, int]:
+        """The half-open range of units of a half-open range of layers."""
+        return self.units_before(codec, layers[0]), self.units_before(codec, layers[1])
+
+    def layer_offset(self, codec: Codec, layer: int, first: int = 0) -> int:
+        """Bytes from where layer ``first`` of a block begins to where ``layer`` does."""
+        between = self.units_before(codec, layer) - self.units_before(codec, first)
+        return between * (self.raw_slice_stride if codec is Codec.RAW else self.slice_stride)
+
+    def layer_codec(self, codec: Codec, layer: int) -> Codec:
+        """How one layer of a block under ``codec`` is encoded."""
+        return Codec.RAW if layer in self.raw_layers else codec
+
+    def units_bytes(self, codec: Codec) -> int:
+        """Bytes of a block's units under ``codec``, padding included, without a header."""
+        return self.layer_offset(codec, self.layers)
 
 
 HEADER_FIXED_BYTES: Final = 256
@@ -198,7 +251,6 @@ class NamespacePolicy:
 
     write: WritePolicy = WritePolicy.THROUGH
     durability: Durability = Durability.MEMORY
-    raw_layers: tuple[int, ...] = field(default=())
     raw_first_tokens: int = 0
     lossless: str = ""
 

@@ -105,7 +105,8 @@ def layers_of(begin: int, end: int) -> tuple[int, int] | None:
 
 def spec_of(message: common_pb2.NamespaceSpec) -> NamespaceSpec:
     """Spec of a message; NamespaceSpec itself checks every field."""
-    return NamespaceSpec(**{name: getattr(message, name) for name in _SPEC_FIELDS})
+    values = {name: getattr(message, name) for name in _SPEC_FIELDS}
+    return NamespaceSpec(**{**values, "raw_layers": tuple(message.raw_layers)})
 
 
 def spec_message(spec: NamespaceSpec) -> common_pb2.NamespaceSpec:
@@ -121,7 +122,6 @@ def policy_of(message: common_pb2.NamespacePolicy) -> NamespacePolicy:
     return NamespacePolicy(
         write=write,
         durability=durability or default.durability,
-        raw_layers=tuple(message.raw_layers),
         raw_first_tokens=message.raw_first_tokens,
         lossless=message.lossless,
     )
@@ -132,7 +132,6 @@ def policy_message(policy: NamespacePolicy) -> common_pb2.NamespacePolicy:
     return common_pb2.NamespacePolicy(
         write=int(policy.write),  # type: ignore[arg-type]
         durability=int(policy.durability),  # type: ignore[arg-type]
-        raw_layers=policy.raw_layers,
         raw_first_tokens=policy.raw_first_tokens,
         lossless=policy.lossless,
     )

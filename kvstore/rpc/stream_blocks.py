@@ -72,7 +72,8 @@ class Reader:
 
     def payload_bytes(self, place: Place) -> int:
         """Bytes of the slices asked for, without padding."""
-        return (self.layers[1] - self.layers[0]) * self.layout.of_codec(place.codec)[0]
+        begin, end = self.layout.unit_range(place.codec, self.layers)
+        return (end - begin) * self.layout.of_codec(place.codec)[0]
 
     def cut(self, place: Place, begin: int, end: int) -> tuple[bytes, int]:
         """Bytes ``begin`` to ``end`` of the packed slices, and their CRC-32C."""
@@ -80,9 +81,9 @@ class Reader:
         memory = self.store.memory(self.session, Area.HOST)
         parts = []
         while begin < end:
-            layer, within = divmod(begin, slice_bytes)
+            unit, within = divmod(begin, slice_bytes)
             size = min(end - begin, slice_bytes - within)
-            start = place.offset + layer * place.stride + within
+            start = place.offset + unit * place.stride + within
             parts.append(memory[start : start + size])
             begin += size
         data = b"".join(parts)
@@ -120,7 +121,7 @@ class Writer:
         self._store = store
         self._header = header
         self._layout = layout
-        self._size = layout.layers * layout.slice_bytes
+        self._size = layout.layers * layout.raw_slice_bytes
         self._session: SessionId | None = None
         self._places: tuple[Place | None, ...] = ()
         self._outcomes: tuple[Outcome, ...] = ()
@@ -160,7 +161,7 @@ class Writer:
             self._key, self._offset = self._key + 1, 0
 
     def _place(self, memory: memoryview, place: Place, data: bytes) -> None:
-        slice_bytes, taken = self._layout.slice_bytes, 0
+        slice_bytes, taken = self._layout.raw_slice_bytes, 0
         while taken < len(data):
             layer, within = divmod(self._offset + taken, slice_bytes)
             size = min(len(data) - taken, slice_bytes - within)

@@ -116,7 +116,7 @@ class Streams:
             raise InvalidArgument("header", "unset", "a WriteHeader in the first message")
         header = Header.of(first.header)
         layout = await self._dispatcher.work(lambda: layout_of(ctx.store, header.namespace_id))
-        size = len(header.keys) * layout.layers * layout.slice_bytes
+        size = len(header.keys) * layout.layers * layout.raw_slice_bytes
         if size > WRITE_BYTES_MAX:
             raise InvalidArgument("header.keys", f"{size} bytes of payload", f"at most {WRITE_BYTES_MAX} a stream")
         writer = Writer(ctx.store, header, layout)

@@ -13,9 +13,10 @@ from crc32c import crc32c
 
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import BlockKey, Codec
-from kvstore.kernels import native, quant
+from kvstore.kernels import native
 from kvstore.store.namespaces import Namespace
 from kvstore.tiers.base import DeviceArena
+from kvstore.tiers.coding import encode_block
 from kvstore.tiers.header import BlockHeader, check_header, first_bad_slice, pack_header, slice_crcs, unpack_header
 
 PIECE: Final = 256 * 1024
@@ -66,10 +67,9 @@ def store_slices(
             for begin in range(0, layout.layers * stride, stride)
         )
     else:
-        strides = (layout.raw_slice_stride, stride)
-        if not quant.quantise(slices, out, namespace.spec.geometry, layout.layers, strides=strides):
+        if not encode_block(slices, out, layout, namespace.spec.geometry):
             return False
-        crcs = slice_crcs(out, layout.layers, size, stride)
+        crcs = slice_crcs(out, layout.units_of(codec), size, stride)
     pack_header(_header(namespace, names, codec, crcs), stored)
     return True
 
@@ -89,7 +89,7 @@ def store_from_device(
     slices = stored[layout.header_bytes :]
     codec = source[0].encode(source[1], layout, namespace.spec, wanted, slices)
     size, stride, _ = layout.of_codec(codec)
-    pack_header(_header(namespace, names, codec, slice_crcs(slices, layout.layers, size, stride)), stored)
+    pack_header(_header(namespace, names, codec, slice_crcs(slices, layout.units_of(codec), size, stride)), stored)
     return codec
 
 
@@ -110,6 +110,6 @@ def _header(namespace: Namespace, names: tuple[BlockKey, BlockKey], codec: Codec
     layout = namespace.layout
     size, stride, _ = layout.of_codec(codec)
     return BlockHeader(
-        codec, layout.layers, size, stride, layout.header_bytes, namespace.spec.block_tokens, namespace.namespace_id,
-        *names, crcs,
+        codec, layout.units_of(codec), size, stride, layout.header_bytes, namespace.spec.block_tokens,
+        namespace.namespace_id, *names, crcs,
     )  # fmt: skip

@@ -199,7 +199,8 @@ class Loading:
             return
         codec = Codec.RAW if source is Tier.DEVICE else book.codec(slot)
         size, stride, _ = load.namespace.layout.of_codec(codec)
-        nbytes = (load.layers[1] - load.layers[0]) * stride
+        units = load.namespace.layout.unit_range(codec, load.layers)
+        nbytes = (units[1] - units[0]) * stride
         buffer = load.session.buffer
         offset = buffer.allocate(nbytes) if buffer is not None else None
         if offset is None or buffer is None:
@@ -209,18 +210,17 @@ class Loading:
             return
         place = book.index.place[Tier.SSD][slot] if source is Tier.SSD else book.index.offset(slot, source)
         book.io_begin(slot, source)
-        landing.append(_Landing(position, source, place, codec, (size, stride), buffer, (offset, nbytes)))
+        landing.append(_Landing(position, source, place, codec, (size, stride), units, buffer, (offset, nbytes)))
 
     def _copy_landings(self, load: Load, landing: list[_Landing]) -> None:
-        layout, layers = load.namespace.layout, load.layers[1] - load.layers[0]
+        layout = load.namespace.layout
         for one in landing:
             if one.source is Tier.SSD:
                 continue
-            size, stride = one.lengths
+            (size, stride), (first, end) = one.lengths, one.units
             head = layout.header_bytes if one.source is Tier.HOST else 0
-            begin = one.place + head + load.layers[0] * stride
-            source = self._state.arenas[one.source].view(begin, layers * stride)
-            copies.copy_slices(source, one.buffer.view(*one.range), layers, size, (stride, stride))
+            source = self._state.arenas[one.source].view(one.place + head + first * stride, (end - first) * stride)
+            copies.copy_slices(source, one.buffer.view(*one.range), end - first, size, (stride, stride))
             one.well = True
 
     def _read_landings(self, load: Load, landing: list[_Landing]) -> None:
@@ -228,7 +228,7 @@ class Loading:
         if disk is None or not landing:
             return
         reads = [
-            BlockRead(DiskHandle(one.place), load.keys[one.position], one.buffer.view(*one.range), load.layers)
+            BlockRead(DiskHandle(one.place), load.keys[one.position], one.buffer.view(*one.range), one.units)
             for one in landing
         ]
         for one, status in zip(landing, disk.read(reads), strict=True):
@@ -253,13 +253,14 @@ class Loading:
 
 @dataclass(slots=True)
 class _Landing:
-    """One block on its way into a buffer. ``lengths`` are slice bytes and stride, ``range`` offset and bytes."""
+    """One block on its way into a buffer. ``lengths`` are unit bytes and stride, ``range`` offset and bytes."""
 
     position: int
     source: Tier
     place: int
     codec: Codec
     lengths: tuple[int, int]
+    units: tuple[int, int]
     buffer: Arena
     range: tuple[int, int]
     well: bool = False

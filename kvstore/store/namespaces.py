@@ -121,7 +121,5 @@ class NamespaceTable:
 
 def check_policy(policy: NamespacePolicy) -> None:
     """Refuse what this build does not keep."""
-    if policy.raw_layers:
-        raise InvalidArgument("policy.raw_layers", policy.raw_layers, "empty: layers of one block share a codec here")
     if policy.lossless:
         raise InvalidArgument("policy.lossless", repr(policy.lossless), '"": this build has no lossless coding on SSD')

@@ -11,8 +11,9 @@ def place_of(book: Book, slot: int, tier: Tier, first_layer: int = 0) -> Place:
     layout = book.namespace(slot).layout
     offset = book.index.offset(slot, tier)
     if tier is Tier.DEVICE:
-        stride = layout.raw_slice_stride
-        return Place(Area.DEVICE, offset + first_layer * stride, stride, Codec.RAW)
+        return Place(
+            Area.DEVICE, offset + layout.layer_offset(Codec.RAW, first_layer), layout.raw_slice_stride, Codec.RAW
+        )
     codec = book.codec(slot)
-    stride = layout.of_codec(codec)[1]
-    return Place(Area.HOST, offset + layout.header_bytes + first_layer * stride, stride, codec)
+    begin = layout.header_bytes + layout.layer_offset(codec, first_layer)
+    return Place(Area.HOST, offset + begin, layout.of_codec(codec)[1], codec)

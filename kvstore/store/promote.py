@@ -156,13 +156,11 @@ class Promoter:
             if device is None or not self._take(fill, failures):
                 continue
             layout = fill.namespace.layout
-            slice_bytes, stride, _ = layout.of_codec(fill.codec)
-            source = host.view(fill.source_place + layout.header_bytes, layout.layers * stride)
+            source = host.view(fill.source_place + layout.header_bytes, layout.units_bytes(fill.codec))
             try:
                 device.decode(fill.copy.place, layout, fill.namespace.spec, fill.codec, source)
             except TierError as error:
-                log.error("block %s can not be decoded (%s of %d bytes): %s",
-                          fill.key.hex(), fill.codec.word, slice_bytes, error)  # fmt: skip
+                log.error("block %s can not be decoded (%s): %s", fill.key.hex(), fill.codec.word, error)
                 failures[fill.slot] = Reason.TIER_UNAVAILABLE
                 continue
             fill.well = True

@@ -85,7 +85,8 @@ class Space:
                 slot, cursor = cursor, lru.hotter_than(cursor)
             else:
                 return None
-            verdict = Verdict.KEEP if kids[slot] > going.get(slot, 0) else self.judge(slot, tier)
+            kept = kids[slot] > going.get(slot, 0) and not self._may_go_alone(slot, tier)
+            verdict = Verdict.KEEP if kept else self.judge(slot, tier)
             if verdict is Verdict.KEEP:
                 lru.set_aside(slot)
                 continue
@@ -103,6 +104,13 @@ class Space:
                 # Its last child in the tier goes, and it had been set aside for that: it is next in line.
                 if parent in lru.aside and kids[parent] == going[parent]:
                     orphaned.append(parent)
+
+    def _may_go_alone(self, slot: int, tier: Tier) -> bool:
+        """Whether a copy with children in its tier may go: on DEVICE, where a colder one keeps the chain whole.
+
+        Engines keep the recent blocks of a context on DEVICE that way while its older ones leave.
+        """
+        return tier is Tier.DEVICE and bool(self._state.book.index.residency[slot] & ~tier.bit & self._state.readable)
 
     def judge(self, slot: int, tier: Tier) -> Verdict:
         """What may become of a leaf of this tier."""

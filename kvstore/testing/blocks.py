@@ -29,14 +29,14 @@ class BlockMaker:
     def payload(self, seed: int, codec: Codec = Codec.RAW) -> bytes:
         """The bytes of a block's slices, and what is behind them: noise of its own, from a hash of the seed."""
         _, stride, stored_bytes = self.layout.of_codec(codec)
-        slices = hashlib.shake_128(struct.pack("<q", seed)).digest(self.layout.layers * stride)
+        slices = hashlib.shake_128(struct.pack("<q", seed)).digest(self.layout.units_of(codec) * stride)
         return slices.ljust(stored_bytes - self.layout.header_bytes, b"\0")
 
     def block(self, seed: int, parent: BlockKey, codec: Codec = Codec.RAW) -> BlockWrite:
         """A whole stored block, header included."""
         slice_bytes, stride, stored_bytes = self.layout.of_codec(codec)
         stored = memoryview(bytearray(stored_bytes))
-        header_bytes, layers = self.layout.header_bytes, self.layout.layers
+        header_bytes, layers = self.layout.header_bytes, self.layout.units_of(codec)
         stored[header_bytes:] = self.payload(seed, codec)
         slices = stored[header_bytes : header_bytes + layers * stride]
         key = self.key(seed)

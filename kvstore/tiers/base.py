@@ -82,7 +82,7 @@ class BlockWrite:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """One block, or a range of its layers, to be read from SSD.
+    """One block, or a range of its units (layers, mostly: see ``BlockLayout``), to be read from SSD.
 
     Without ``layers`` ``into`` is filled with the whole stored block, header included. With
     ``layers = (begin, end)`` it is filled with these slices only, at distances of the slice stride.

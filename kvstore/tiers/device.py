@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from kvstore.core.errors import TierError
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import Area, Codec
-from kvstore.kernels import quant
 from kvstore.tiers.base import DeviceArena
+from kvstore.tiers.coding import copy_bytes, decode_block, encode_block
 from kvstore.tiers.host import MemfdArena
 
 
@@ -28,9 +25,8 @@ class MemfdDeviceArena(MemfdArena):
 
     def encode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, out: memoryview) -> Codec:
         """See ``base.DeviceArena.encode``."""
-        raw = self.view(offset, layout.layers * layout.raw_slice_stride)
-        coded = codec is Codec.INT8
-        if coded and quant.quantise(raw, out, spec.geometry, layout.layers, strides=_strides(layout)):
+        raw = self.view(offset, layout.units_bytes(Codec.RAW))
+        if codec is Codec.INT8 and encode_block(raw, out, layout, spec.geometry):
             return Codec.INT8
         # RAW was asked for, or the block holds NaN, Inf or values beyond fp16, which INT8 can not.
         copy_bytes(raw, out)
@@ -38,22 +34,11 @@ class MemfdDeviceArena(MemfdArena):
 
     def decode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, source: memoryview) -> None:
         """See ``base.DeviceArena.decode``."""
-        raw = self.view(offset, layout.layers * layout.raw_slice_stride)
+        raw = self.view(offset, layout.units_bytes(Codec.RAW))
         if codec is Codec.INT8:
-            quant.dequantise(source, raw, spec.geometry, layout.layers, strides=_strides(layout))
+            decode_block(source, raw, layout, spec.geometry)
         else:
             copy_bytes(source[: len(raw)], raw)
-
-
-def copy_bytes(source: memoryview, out: memoryview) -> None:
-    """Copy ``source`` to the start of ``out``; the GIL is free meanwhile. TierError if there is no room."""
-    if len(out) < len(source):
-        raise TierError(f"{len(source)} bytes do not fit into {len(out)}")
-    np.copyto(np.frombuffer(out, np.uint8)[: len(source)], np.frombuffer(source, np.uint8))
-
-
-def _strides(layout: BlockLayout) -> tuple[int, int]:
-    return layout.raw_slice_stride, layout.slice_stride
 
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ copies were written to the CUDA runtime's documentation and checked against a fa
 
 The runtime is reached through ctypes, since the IPC handle is wanted as 64 plain bytes and the allocation must not
 come from torch's caching allocator (whose blocks share one handle). int8 blocks are coded by the kernels of
-``kvstore.kernels.quant`` on the host side, out of a staging buffer.
+``kvstore.tiers.coding`` on the host side, out of a staging buffer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from kvstore.core.errors import TierError, Unavailable
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import Area, Codec
-from kvstore.kernels import quant
 from kvstore.tiers.arena import RangeAllocator
 from kvstore.tiers.base import DeviceArena
+from kvstore.tiers.coding import decode_block, encode_block
 
 IPC_HANDLE_BYTES: Final = 64
 
@@ -129,12 +129,11 @@ class CudaDeviceArena:
 
     def encode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, out: memoryview) -> Codec:
         """See ``base.DeviceArena.encode``."""
-        nbytes = layout.layers * layout.raw_slice_stride
+        nbytes = layout.units_bytes(Codec.RAW)
         with self._lock:
             staged = self._staged(nbytes)
             self._copy(staged, self._address + offset, _DEVICE_TO_HOST)
-            strides = (layout.raw_slice_stride, layout.slice_stride)
-            if codec is Codec.INT8 and quant.quantise(staged, out, spec.geometry, layout.layers, strides=strides):
+            if codec is Codec.INT8 and encode_block(staged, out, layout, spec.geometry):
                 return Codec.INT8
             if len(out) < nbytes:
                 raise TierError(f"{nbytes} bytes do not fit into {len(out)}")
@@ -143,12 +142,11 @@ class CudaDeviceArena:
 
     def decode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, source: memoryview) -> None:
         """See ``base.DeviceArena.decode``."""
-        nbytes = layout.layers * layout.raw_slice_stride
+        nbytes = layout.units_bytes(Codec.RAW)
         with self._lock:
             staged = self._staged(nbytes)
             if codec is Codec.INT8:
-                strides = (layout.raw_slice_stride, layout.slice_stride)
-                quant.dequantise(source, staged, spec.geometry, layout.layers, strides=strides)
+                decode_block(source, staged, layout, spec.geometry)
             else:
                 staged[:] = source[:nbytes]
             self._copy(staged, self._address + offset, _HOST_TO_DEVICE)

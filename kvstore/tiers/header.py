@@ -7,7 +7,7 @@
     8       2     version, 1
     10      1     codec (types.Codec)
     11      1     0
-    12      4     layers
+    12      4     units: layers, or more where some layers stay raw (docs/format-slices.md)
     16      8     slice_bytes
     24      8     slice_stride
     32      8     header_bytes, offset of the first slice
@@ -47,7 +47,7 @@ _CRC_OFFSET: Final = HEADER_FIXED_BYTES - 4
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """The decoded header; ``slice_crcs`` has an entry a layer."""
+    """The decoded header; ``layers`` counts units (``BlockLayout``), and ``slice_crcs`` has an entry for each."""
 
     codec: Codec
     layers: int
@@ -123,7 +123,7 @@ def check_header(header: BlockHeader, key: BlockKey, namespace_id: NamespaceId, 
         raise CorruptBlock(f"the block is {header.key.hex()[:16]}; expected {key.hex()[:16]}", field="key")
     slice_bytes, stride, _ = layout.of_codec(header.codec)
     found = (header.layers, header.slice_bytes, header.slice_stride, header.header_bytes)
-    expected = (layout.layers, slice_bytes, stride, layout.header_bytes)
+    expected = (layout.units_of(header.codec), slice_bytes, stride, layout.header_bytes)
     if found != expected:
         raise CorruptBlock(f"lengths are {found}; expected {expected}", field="lengths")
 

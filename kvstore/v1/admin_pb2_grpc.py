@@ -145,7 +145,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Evict(self, request, context):
-        """Evict demotes or drops blocks from a tier: the named ones, or the coldest until `bytes` are free.
+        """Evict demotes or drops blocks from a tier: the named ones, or the coldest until `bytes` are freed or no more may go.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -116,7 +116,7 @@ class BusyInfo(_message.Message):
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., needed_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., evictable_bytes: _Optional[int] = ..., reason: _Optional[_Union[Reason, str]] = ...) -> None: ...
 
 class NamespaceSpec(_message.Message):
-    __slots__ = ("model", "revision", "dtype", "layers", "kv_heads", "head_dim", "block_tokens", "rope", "layout_version", "codec", "shard_index", "shard_count", "salt", "opaque_slice_bytes", "extra")
+    __slots__ = ("model", "revision", "dtype", "layers", "kv_heads", "head_dim", "block_tokens", "rope", "layout_version", "codec", "shard_index", "shard_count", "salt", "opaque_slice_bytes", "extra", "raw_layers")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class NamespaceSpec(_message.Message):
     SALT_FIELD_NUMBER: _ClassVar[int]
     OPAQUE_SLICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
+    RAW_LAYERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     revision: str
     dtype: str
@@ -147,24 +148,23 @@ class NamespaceSpec(_message.Message):
     salt: bytes
     opaque_slice_bytes: int
     extra: str
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., rope: _Optional[str] = ..., layout_version: _Optional[int] = ..., codec: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., salt: _Optional[bytes] = ..., opaque_slice_bytes: _Optional[int] = ..., extra: _Optional[str] = ...) -> None: ...
+    raw_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., rope: _Optional[str] = ..., layout_version: _Optional[int] = ..., codec: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., salt: _Optional[bytes] = ..., opaque_slice_bytes: _Optional[int] = ..., extra: _Optional[str] = ..., raw_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NamespacePolicy(_message.Message):
-    __slots__ = ("write", "durability", "raw_layers", "raw_first_tokens", "lossless")
+    __slots__ = ("write", "durability", "raw_first_tokens", "lossless")
     WRITE_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
-    RAW_LAYERS_FIELD_NUMBER: _ClassVar[int]
     RAW_FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSSLESS_FIELD_NUMBER: _ClassVar[int]
     write: WritePolicy
     durability: Durability
-    raw_layers: _containers.RepeatedScalarFieldContainer[int]
     raw_first_tokens: int
     lossless: str
-    def __init__(self, write: _Optional[_Union[WritePolicy, str]] = ..., durability: _Optional[_Union[Durability, str]] = ..., raw_layers: _Optional[_Iterable[int]] = ..., raw_first_tokens: _Optional[int] = ..., lossless: _Optional[str] = ...) -> None: ...
+    def __init__(self, write: _Optional[_Union[WritePolicy, str]] = ..., durability: _Optional[_Union[Durability, str]] = ..., raw_first_tokens: _Optional[int] = ..., lossless: _Optional[str] = ...) -> None: ...
 
 class BlockLayout(_message.Message):
-    __slots__ = ("layers", "slice_bytes", "slice_stride", "raw_slice_bytes", "raw_slice_stride", "header_bytes", "stored_bytes", "device_bytes")
+    __slots__ = ("layers", "slice_bytes", "slice_stride", "raw_slice_bytes", "raw_slice_stride", "header_bytes", "stored_bytes", "device_bytes", "raw_layers", "raw_layer_units")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     SLICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLICE_STRIDE_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,8 @@ class BlockLayout(_message.Message):
     HEADER_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RAW_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    RAW_LAYER_UNITS_FIELD_NUMBER: _ClassVar[int]
     layers: int
     slice_bytes: int
     slice_stride: int
@@ -181,7 +183,9 @@ class BlockLayout(_message.Message):
     header_bytes: int
     stored_bytes: int
     device_bytes: int
-    def __init__(self, layers: _Optional[int] = ..., slice_bytes: _Optional[int] = ..., slice_stride: _Optional[int] = ..., raw_slice_bytes: _Optional[int] = ..., raw_slice_stride: _Optional[int] = ..., header_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
+    raw_layers: _containers.RepeatedScalarFieldContainer[int]
+    raw_layer_units: int
+    def __init__(self, layers: _Optional[int] = ..., slice_bytes: _Optional[int] = ..., slice_stride: _Optional[int] = ..., raw_slice_bytes: _Optional[int] = ..., raw_slice_stride: _Optional[int] = ..., header_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ..., raw_layers: _Optional[_Iterable[int]] = ..., raw_layer_units: _Optional[int] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
     __slots__ = ("reason", "message", "field", "value", "expected")

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kvstore.client import Client, ClientOptions, Control
+from kvstore.client import Client, ClientOptions, Control, PutBlocks
 from kvstore.core.errors import (
     InvalidArgument,
     NamespaceMismatch,
@@ -16,6 +16,7 @@ from kvstore.core.errors import (
     UnknownNamespace,
     UnknownReservation,
 )
+from kvstore.core.keys import parents_of
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import (
     Area,
@@ -33,6 +34,7 @@ from kvstore.core.types import (
 from kvstore.store.api import CommitEntry
 from kvstore.store.config import StoreConfig
 from kvstore.store.embedded import EmbeddedCache, build_store
+from kvstore.tiers.coding import decode_block
 from kvstore.tiers.ssd import SsdConfig, SsdTier
 from tests.client.harness import blocks_of, chain, payload, small_spec
 
@@ -344,6 +346,34 @@ class TestWholePayloads:
         assert got.reasons[5] is Reason.NEVER_STORED
         assert [bytes(part) for part in got.payloads[:5]] == [payload(opened.layout, key) for key in keys]
         assert got.payloads[5] is None
+        cache.close()
+
+    def test_int8_with_layers_that_stay_raw(self, kind, request):
+        cache = make_cache(kind, request)
+        spec = small_spec(salt=f"mixed {next(_salts)}".encode(), codec="int8", raw_layers=(1,))
+        opened = cache.open_namespace(spec)
+        layout, geometry = BlockLayout.of(spec), spec.geometry
+        keys, _ = chain(opened.namespace_id, 3)
+        rng = np.random.default_rng(5)
+        values = [rng.standard_normal((3, layout.raw_slice_bytes // 2)).astype(np.float16) for _ in keys]
+        values[2][0, 3] = np.inf
+        blocks = PutBlocks(keys, parents_of(keys), [one.tobytes() for one in values])
+        assert cache.put(opened.namespace_id, blocks).outcomes == (Outcome.HIT,) * 3
+        got = cache.get(opened.namespace_id, keys)
+        assert got.codecs == (Codec.INT8, Codec.INT8, Codec.RAW)
+        assert bytes(got.payloads[2]) == values[2].tobytes()
+        for payload_, one in zip(got.payloads[:2], values, strict=False):
+            raw = bytearray(layout.units_bytes(Codec.RAW))
+            decode_block(payload_, memoryview(raw), layout, geometry)
+            slices = [raw[at : at + layout.raw_slice_bytes] for at in range(0, len(raw), layout.raw_slice_stride)]
+            assert slices[1] == one[1].tobytes()
+            for layer in (0, 2):
+                np.testing.assert_allclose(np.frombuffer(slices[layer], np.float16), one[layer], atol=0.05)
+        if kind != "remote":
+            with cache.get_in_place(opened.namespace_id, keys) as (view, _, raw_view):
+                assert bytes(view.slice(1)) == values[0][1].tobytes()
+                assert bytes(view.slice(2)) == bytes(got.payloads[0][-layout.slice_stride :])
+                assert bytes(raw_view.slice(0)) == values[2][0].tobytes()
         cache.close()
 
     def test_wrong_tokens_leave_no_reservation(self, kind, request, spec):

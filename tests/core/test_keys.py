@@ -23,7 +23,10 @@ GOLDEN = json.loads(Path(__file__).with_name("golden_keys.json").read_text())
 
 
 def spec_of(row: dict) -> NamespaceSpec:
-    return NamespaceSpec(**{**row["spec"], "salt": bytes.fromhex(row["spec"]["salt"])})
+    spec = row["spec"]
+    return NamespaceSpec(
+        **{**spec, "salt": bytes.fromhex(spec["salt"]), "raw_layers": tuple(spec.get("raw_layers", ()))}
+    )
 
 
 def by_hand_namespace(spec: dict) -> bytes:
@@ -42,6 +45,9 @@ def by_hand_namespace(spec: dict) -> bytes:
             data = value.encode("utf-8")
         message += bytes((len(data) >> (8 * i)) & 0xFF for i in range(4))
         message += data
+    if spec.get("raw_layers"):
+        layers = b"".join(layer.to_bytes(4, "little") for layer in spec["raw_layers"])
+        message += len(layers).to_bytes(4, "little") + layers
     return hashlib.sha256(bytes(message)).digest()
 
 
@@ -116,13 +122,18 @@ def test_every_field_changes_the_id_and_is_named():
         "block_tokens": 32, "rope": '{"a":1}', "codec": "int8", "shard_index": 1, "shard_count": 5, "salt": b"s",
         "opaque_slice_bytes": 512, "extra": '{"b":2}',
     }  # fmt: skip
-    assert set(changes) == {f.name for f in fields(spec)} - {"layout_version"}
+    assert set(changes) == {f.name for f in fields(spec)} - {"layout_version", "raw_layers"}
     ids = {spec.namespace_id}
     for name, value in changes.items():
         other = replace(spec, **{name: value})
         assert spec.differing_fields(other) == (name,)
         ids.add(other.namespace_id)
-    assert len(ids) == len(changes) + 1
+    coded = replace(spec, codec="int8")
+    for layers in ((0,), (1,), (0, 1)):
+        other = replace(coded, raw_layers=layers)
+        assert coded.differing_fields(other) == ("raw_layers",)
+        ids.add(other.namespace_id)
+    assert len(ids) == len(changes) + 4
 
 
 def test_fields_do_not_run_into_each_other():
@@ -148,6 +159,11 @@ def test_fields_do_not_run_into_each_other():
         ({"layout_version": 2}, "spec.layout_version"),
         ({"salt": b"x" * 16385}, "spec.salt"),
         ({"opaque_slice_bytes": 512, "codec": "int8"}, "spec.codec"),
+        ({"raw_layers": (0,)}, "spec.raw_layers"),
+        ({"codec": "int8", "raw_layers": (1, 0)}, "spec.raw_layers"),
+        ({"codec": "int8", "raw_layers": (1, 1)}, "spec.raw_layers"),
+        ({"codec": "int8", "raw_layers": (2,)}, "spec.raw_layers"),
+        ({"codec": "int8", "raw_layers": (-1,)}, "spec.raw_layers"),
         ({"layers": 1024, "kv_heads": 64, "head_dim": 256, "block_tokens": 4096}, "spec"),
     ],
 )

@@ -78,7 +78,7 @@ RULES: dict[str, list[Bad]] = {
     "NamespaceSpec.extra": [Bad("nonsense"), Bad('"' + LONG + '"')],
     "NamespacePolicy.write": [Bad(99)],
     "NamespacePolicy.durability": [Bad(99)],
-    "NamespacePolicy.raw_layers": [Bad([99])],
+    "NamespaceSpec.raw_layers": [Bad([99])],
     "NamespacePolicy.lossless": [Bad("zip")],
     "MatchRequest.namespace_id": NAMESPACE,
     "MatchRequest.keys": keys_like(),

@@ -349,7 +349,6 @@ def test_the_first_raw_tokens_are_a_policy_of_depth(make_world):
         namespace = world.store._state.namespaces.get(namespace_id)
         assert [namespace.codec_at(depth).word for depth in range(3)] == ["raw", "raw", "int8"]
     for refused, field in (
-        (NamespacePolicy(raw_layers=(1,)), "raw_layers"),
         (NamespacePolicy(lossless="lz4"), "lossless"),
     ):
         with pytest.raises(InvalidArgument, match=field):
