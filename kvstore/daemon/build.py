@@ -73,7 +73,14 @@ def build_tiers(config: Config, clock: Clock, choose: Chooser = choose_device) -
     with ExitStack() as undo:
         disk = None
         if config.ssd and config.ssd_dir is not None:
-            settings = SsdConfig(capacity_bytes=config.ssd, free_floor_bytes=config.ssd_free_floor)
+            settings = SsdConfig(
+                capacity_bytes=config.ssd,
+                free_floor_bytes=config.ssd_free_floor,
+                segment_bytes=config.ssd_segment,
+                io_deadline_s=config.ssd_io_deadline_s,
+                fragmentation=config.ssd_fragmentation,
+                recovery=config.ssd_recovery,
+            )
             disk = SsdTier(str(config.ssd_dir), settings, clock)
             undo.callback(disk.close)
         device, pin = _build_device(config, choose)

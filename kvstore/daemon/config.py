@@ -93,6 +93,26 @@ class Config(BaseModel):
     ssd: Size = Field(0, description="Most bytes on disk, metadata included; 0 for no SSD tier.")
     ssd_dir: Path | None = Field(None, description="Directory of the SSD tier; made if it is missing.")
     ssd_free_floor: Size = Field(1 << 30, description="Free space of the disk that the SSD tier leaves to others.")
+    ssd_recovery: str = Field(
+        "normal",
+        pattern="^(normal|strict)$",
+        description="What damage found at start does that a crash does not explain: normal sets it aside and goes on; "
+        "strict refuses to start and names the file.",
+    )
+    ssd_fragmentation: float = Field(
+        0.3, gt=0, le=1, description="Share of dead bytes on SSD above which live blocks are moved together."
+    )
+    ssd_io_deadline_s: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="Seconds after which a disk operation counts as stalled: what waited is a miss, the tier degrades.",
+    )
+    ssd_segment: Size = Field(
+        1 << 30,
+        description="Size of a segment file, a multiple of 4 KiB; less under a small ssd (which has at least 16 "
+        "segments), more under a large one (at most 512).",
+    )
     high_watermark: float = Field(0.95, gt=0, le=1, description="Share of a tier in use above which it is reclaimed.")
     low_watermark: float = Field(0.90, gt=0, le=1, description="Share of a tier in use at which reclaiming stops.")
     buffer_max: Size = Field(4 << 30, description="Largest private buffer that one session may ask for.")
@@ -114,6 +134,8 @@ class Config(BaseModel):
             raise InvalidArgument("host", self.host, "at least 1 MiB")
         if self.low_watermark > self.high_watermark:
             raise InvalidArgument("low_watermark", self.low_watermark, f"at most {self.high_watermark}, high_watermark")
+        if self.ssd_segment < 64 << 10 or self.ssd_segment % 4096:
+            raise InvalidArgument("ssd_segment", self.ssd_segment, "a multiple of 4096, at least 65536")
         if self.ssd and self.ssd_dir is None:
             raise InvalidArgument("ssd_dir", "unset", "a directory, since ssd is not 0")
         if self.listen and not _LOOPBACK.fullmatch(self.listen):
@@ -174,7 +196,7 @@ def _toml_line(name: str, value: object) -> str:
         return f'{name} = "{value:o}"'
     if isinstance(value, bool):
         return f"{name} = {str(value).lower()}"
-    if isinstance(value, int) and name in ("device", "host", "ssd", "ssd_free_floor", "buffer_max"):
+    if isinstance(value, int) and name in ("device", "host", "ssd", "ssd_free_floor", "ssd_segment", "buffer_max"):
         return f'{name} = "{format_size(value)}"'
     if isinstance(value, int | float):
         return f"{name} = {value}"

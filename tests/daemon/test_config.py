@@ -51,6 +51,10 @@ def test_what_is_no_size(text):
         ({"socket_mode": "999"}, "socket_mode"),
         ({"log_level": "loud"}, "log_level"),
         ({"sessions_max": 0}, "sessions_max"),
+        ({"ssd_recovery": "lax"}, "ssd_recovery"),
+        ({"ssd_fragmentation": 0}, "ssd_fragmentation"),
+        ({"ssd_io_deadline_s": 0}, "ssd_io_deadline_s"),
+        ({"ssd_segment": 100_000}, "ssd_segment"),
     ],
 )
 def test_a_wrong_key_is_named(values, field):
