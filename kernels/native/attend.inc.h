@@ -143,7 +143,8 @@ inline void pair_panel(const std::int8_t* codes, int count, int columns, Panel p
             const I weight = Simd::set1_int(q[r * kMaxSide]);
             KV_UNROLL for (int v = 0; v < V; ++v) sum[r][v] = Simd::dot_pairs(sum[r][v], k[v], weight);
         }
-    }    KV_UNROLL for (int r = 0; r < R; ++r)
+    }
+    KV_UNROLL for (int r = 0; r < R; ++r)
         KV_UNROLL for (int v = 0; v < V; ++v) sums[r][v] = sum[r][v];
 }
 
@@ -155,6 +156,10 @@ inline void over_panels(int length, const Body& body, int from = 0) {
     if constexpr (V > 1) over_panels<V / 2>(length, body, from);
     else if (from < length) body(std::integral_constant<int, 1>{}, std::true_type{}, Panel{from, length - from});
 }
+
+// The halves of a row's pairs: what rounds to int16 first, and from kFinePairs on, where needed, what that leaves.
+constexpr int kFinePairs = kMaxSide / 2;
+constexpr float kFineParts = 65534.0f;  // the rest of a rounding lies in -0.5..0.5: this makes int16 of it
 
 // Scale `values` (count floats, padded) to int16 and pack halves side by side; returns the size of one unit.
 inline float pack_halves(const float* values, int count, std::int32_t* pairs) {
@@ -171,35 +176,66 @@ inline float pack_halves(const float* values, int count, std::int32_t* pairs) {
     return unit;
 }
 
+// Pack what pack_halves(values, count, ...) with this unit has rounded away, in parts of a unit.
+inline void pack_rests(const float* values, int count, float unit, std::int32_t* pairs) {
+    const int half = count / 2;
+    const F inverse = Simd::set1(unit > 0.0f ? 1.0f / unit : 0.0f), parts = Simd::set1(kFineParts);
+    const auto rest = [&](const float* at) {
+        const F units = Simd::mul(Simd::load(at), inverse);
+        return Simd::to_int(Simd::mul(Simd::sub(units, Simd::to_float(Simd::to_int(units))), parts));
+    };
+    for (int i = 0; i < half; i += W)
+        Simd::store_int(pairs + i, Simd::pack_pairs(rest(values + i), rest(values + half + i)));
+}
+
+// Whether rounding q (with K's scale) to multiples of `unit` may move a score by 1e-4, and so the answer's size by half
+// of that; codes are about 70, roundings 0.3 units, and both of random sign. Channels of a wide range make it so.
+inline bool too_coarse(float unit, int dim) { return 20.0f * unit * (20.0f * unit) * dim > 1e-8f; }
+
+// Scores of the packed rows: `constant` plus the pairs' sums, or with `rest` the scores so far plus those of the rests.
+template <int R, bool rest>
+inline void pair_scores(const AttendTask& task, const Scratch& scratch, const std::uint8_t* tile, const float* unit,
+                        const float* constant, const std::uint8_t* next) {
+    const int dim = task.shape.dim, tokens = task.shape.tokens;
+    over_panels<Simd::panel(R)>(tokens, [&](auto width, auto part, Panel panel) {
+        constexpr int V = decltype(width)::value;
+        I sum[R][V];
+        pair_panel<R, V, decltype(part)::value>(reinterpret_cast<const std::int8_t*>(tile), dim / 2, tokens, panel,
+                                                scratch.pairs + (rest ? kFinePairs : 0), sum, next);
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) {
+                float* at = scratch.scores + r * kMaxSide + panel.from + v * W;
+                const F base = rest ? Simd::load(at) : Simd::set1(constant[r]);
+                Simd::store(at, Simd::fma(Simd::to_float(sum[r][v]), Simd::set1(rest ? unit[r] / kFineParts : unit[r]), base));
+            }
+    });
+}
+
 template <int R>
 inline void int8_scores(const AttendTask& task, const Scratch& scratch, const std::uint8_t* tile, int first,
                         const std::uint8_t* next) {
-    const int dim = task.shape.dim, tokens = task.shape.tokens, stride = padded(dim) + W;
+    const int dim = task.shape.dim, stride = padded(dim) + W;
     float unit[R], constant[R];
-    alignas(64) float scaled[kMaxSide + 2 * kPad];
+    alignas(64) float scaled[R][kMaxSide + 2 * kPad];
+    bool coarse = false;
     for (int r = 0; r < R; ++r) {
         const float* query = scratch.query + (first + r) * stride;
         F sum = Simd::set1(0.0f);
         int d = 0;
         for (; d < dim; d += W) {
             const F q = Simd::load(query + d);
-            Simd::store(scaled + d, Simd::mul(q, Simd::load(scratch.key_scale + d)));
+            Simd::store(scaled[r] + d, Simd::mul(q, Simd::load(scratch.key_scale + d)));
             sum = Simd::fma(q, Simd::load(scratch.key_zero + d), sum);
         }
-        for (; d < padded(dim) + W; d += W) Simd::store(scaled + d, Simd::set1(0.0f));
+        for (; d < padded(dim) + W; d += W) Simd::store(scaled[r] + d, Simd::set1(0.0f));
         constant[r] = Simd::hsum(sum);
-        unit[r] = pack_halves(scaled, dim, scratch.pairs + r * kMaxSide);
+        unit[r] = pack_halves(scaled[r], dim, scratch.pairs + r * kMaxSide);
+        coarse = coarse || too_coarse(unit[r], dim);
     }
-    over_panels<Simd::panel(R)>(tokens, [&](auto width, auto part, Panel panel) {
-        constexpr int V = decltype(width)::value;
-        I sum[R][V];
-        pair_panel<R, V, decltype(part)::value>(reinterpret_cast<const std::int8_t*>(tile), dim / 2, tokens, panel,
-                                                scratch.pairs, sum, next);
-        for (int r = 0; r < R; ++r)
-            for (int v = 0; v < V; ++v)
-                Simd::store(scratch.scores + r * kMaxSide + panel.from + v * W,
-                            Simd::fma(Simd::to_float(sum[r][v]), Simd::set1(unit[r]), Simd::set1(constant[r])));
-    });
+    pair_scores<R, false>(task, scratch, tile, unit, constant, next);
+    if (!coarse) return;
+    for (int r = 0; r < R; ++r) pack_rests(scaled[r], dim, unit[r], scratch.pairs + r * kMaxSide + kFinePairs);
+    pair_scores<R, true>(task, scratch, tile, unit, constant, nullptr);
 }
 
 template <int R>

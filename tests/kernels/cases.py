@@ -16,7 +16,10 @@ QUERY_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32":
 
 @dataclass
 class Case:
-    """What to draw. Lists have one entry a sequence; ``memory`` holds the slices that a batch points into."""
+    """What to draw. Lists have one entry a sequence; ``memory`` holds the slices that a batch points into.
+
+    ``spread`` multiplies every ninth channel of K, as a few channels of real keys are wide.
+    """
 
     kv_heads: int = 2
     group: int = 2
@@ -28,6 +31,7 @@ class Case:
     queries: tuple[int, ...] = (1,)
     layers: int = 2
     keep: float = 1.0
+    spread: float = 1.0
     seed: int = 0
     memory: list[np.ndarray] = field(default_factory=list)
 
@@ -79,6 +83,7 @@ class Case:
         heads, dim, tokens = geometry.kv_heads, geometry.head_dim, geometry.block_tokens
         key = rng.standard_normal((heads, dim, tokens), dtype=np.float32)
         value = rng.standard_normal((heads, tokens, dim), dtype=np.float32)
+        key[:, ::9] *= self.spread
         if self.codec == "raw":
             key[:, :, filled:] = np.nan
             value[:, filled:] = np.nan

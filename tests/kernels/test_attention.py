@@ -111,6 +111,18 @@ def test_random_geometry(seed: int) -> None:
     run(case, plain_options(case.head_dim, window=window), layer=int(rng.integers(0, 2)))
 
 
+@pytest.mark.parametrize("spread", [4.0, 12.0, 40.0])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_wide_channels_in_keys_do_not_coarsen_int8(head_dim: int, spread: float) -> None:
+    """Then q times the scales of K spans so much that 16 bits of it alone would not do."""
+    for seed, tokens in enumerate((32, 64, 128)):
+        contexts = (900, 64, 200)
+        case = Case(
+            2, 4, head_dim, tokens, codec="int8", contexts=contexts, queries=(1, 1, 2), spread=spread, seed=seed
+        )
+        run(case, plain_options(head_dim))
+
+
 @pytest.mark.parametrize("codec", ["raw", "int8"])
 @pytest.mark.parametrize("queries", [1, 20])
 def test_long_context(codec: str, queries: int) -> None:
