@@ -13,7 +13,8 @@ device, memory of another process mapped by CUDA IPC, and pinned host memory are
 An int8 slice pairs channel ``i`` with channel ``i + head_dim / 2`` and token ``i`` with ``i + block_tokens / 2`` in one
 16-bit word, so a tile of words is two tiles of codes that are multiplied as they are: no shuffles, nothing
 dequantised in memory. The per-channel scale goes into q, the zero point into one number a row, V's scale into the
-weights. Codes become fp16 by placing the byte in the mantissa of 1024 (``0x6400``) and subtracting.
+weights. Codes become fp16 by placing the byte in the mantissa of 1024 (``0x6400``) and subtracting. What multiplies
+them is split into two fp16 numbers, so that only the codec loses anything.
 
 Sums are fp32. Not yet run on hardware: checked in the interpreter, compiled for the targets of ``compile_gate``.
 """
@@ -26,6 +27,9 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 WEIGHT_SHIFT = tl.constexpr(15.0)
 """Weights are kept times two to this power: they fill the range of fp16, and one of 1e-6 is not yet subnormal."""
+
+QUERY_SHIFT = tl.constexpr(6.0)
+"""Queries that meet int8 keys are scaled to lie within two to this power."""
 
 SEQUENCE_SCAN = tl.constexpr(128)
 """Sequences looked at in one step when a tile looks for its own."""
@@ -79,6 +83,14 @@ def multiply(left, right, total, FORM: tl.constexpr):
         left = left.to(tl.float32)
         right = right.to(tl.float32)
     return tl.dot(left, right, total, input_precision=FORM.precision)
+
+
+@triton.jit
+def multiply_codes(left, codes, total, FORM: tl.constexpr):
+    """``total + left @ codes`` for fp32 ``left`` and fp16 codes: two products, the second of what fp16 rounds away."""
+    coarse = left.to(tl.float16)
+    total = multiply(coarse, codes, total, FORM)
+    return multiply((left - coarse.to(tl.float32)).to(tl.float16), codes, total, FORM)
 
 
 @triton.jit
@@ -155,8 +167,8 @@ def attend_raw(state, query, factor, block, limits, window, soft_cap, FORM: tl.c
 def int8_scores(low_query, high_query, constant, words, FORM: tl.constexpr):
     """Scores of one half of a tile's tokens from words that pair channels: both codes of a word, then the constant."""
     scores = tl.full((FORM.block_m, FORM.tile // 2), 0.0, tl.float32) + constant[:, None]
-    scores = multiply(low_query, low_codes(words), scores, FORM)
-    return multiply(high_query, high_codes(words), scores, FORM)
+    scores = multiply_codes(low_query, low_codes(words), scores, FORM)
+    return multiply_codes(high_query, high_codes(words), scores, FORM)
 
 
 @triton.jit
@@ -176,7 +188,7 @@ def load_int8_keys(query, base, first_token, live, FORM: tl.constexpr):
     words = pointer_at(base, tl.int16, FORM) + pairs[:, None] * FORM.block_tokens + tokens[None, :]
     low_words = tl.load(words, mask=inside[:, None], other=0)
     high_words = tl.load(words + FORM.block_tokens // 2, mask=inside[:, None], other=0)
-    folded = (low_query * low_scale[None, :]).to(tl.float16), (high_query * high_scale[None, :]).to(tl.float16)
+    folded = low_query * low_scale[None, :], high_query * high_scale[None, :]
     return folded, constant, low_words, high_words
 
 
@@ -214,8 +226,8 @@ def attend_int8(state, query, factor, block, limits, window, soft_cap, FORM: tl.
     low = low * (low_scale.to(tl.float32) * inverse)[None, :]
     high = high * (high_scale.to(tl.float32) * inverse)[None, :]
     product = tl.full((FORM.block_m, FORM.block_d), 0.0, tl.float32)
-    product = multiply(low.to(tl.float16), low_codes(values), product, FORM)
-    product = multiply(high.to(tl.float16), high_codes(values), product, FORM)
+    product = multiply_codes(low, low_codes(values), product, FORM)
+    product = multiply_codes(high, high_codes(values), product, FORM)
     return top, mass, total * decay[:, None] + product * unit
 
 
@@ -229,10 +241,11 @@ def load_raw_query(pointer, row_inside, FORM: tl.constexpr):
 
 @triton.jit
 def load_int8_query(pointer, row_inside, FORM: tl.constexpr):
-    """Read a tile of queries as two fp16 halves of its channels, each row divided by a power of two to lie in -1..1.
+    """Read a tile of queries as two fp16 halves of its channels, each row divided by a power of two to lie in -64..64.
 
-    Returns the halves and the powers, [block_m]. Dividing loses nothing of fp16 or bf16 queries but what is 2**-24
-    of the row's largest, and keeps the product with a scale inside fp16's range.
+    Returns the halves and the powers, [block_m]. Dividing loses nothing of fp16 or bf16 queries but what is 2**-30
+    of the row's largest, and keeps the product with a scale, which the codec bounds by 473, inside fp16's range, high
+    enough in it that what a second product corrects is not subnormal.
     """
     half: tl.constexpr = FORM.head_dim // 2
     pairs = tl.arange(0, FORM.half_d)
@@ -240,7 +253,7 @@ def load_int8_query(pointer, row_inside, FORM: tl.constexpr):
     low = tl.load(pointer[:, None] + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
     high = tl.load(pointer[:, None] + half + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))
-    unit = tl.where(largest > 0.0, tl.exp2(tl.ceil(tl.log2(largest))), 1.0)
+    unit = tl.where(largest > 0.0, tl.exp2(tl.ceil(tl.log2(largest)) - QUERY_SHIFT), 1.0)
     return (low / unit[:, None]).to(tl.float16), (high / unit[:, None]).to(tl.float16), unit
 
 
