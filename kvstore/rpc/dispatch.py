@@ -88,9 +88,13 @@ class Dispatcher:
         check_rights(method, ctx)
         request = parse(method.request, payload)
         runs = method.runs(request)
-        if runs is Runs.INLINE:
-            return _run(method, ctx, request)
-        return self._pools[runs].submit(loop, lambda: _run(method, ctx, request))
+        if runs is not Runs.INLINE:
+            return self._pools[runs].submit(loop, lambda: _reply(method, ctx, request))
+        reply = _run(method, lambda: method.handler(ctx, request))
+        if isinstance(reply, Message):
+            return reply
+        # Most calls that may wait need not, and a hop to a thread costs more than they do.
+        return self._pools[Runs.WAIT].submit(loop, lambda: _run(method, reply))
 
     async def call(self, name: str, ctx: CallContext, payload: bytes) -> Message:
         """Run a call to its end."""
@@ -134,9 +138,15 @@ def parse(kind: type[Message], payload: bytes) -> Message:
         raise InvalidArgument("message", f"{len(payload)} bytes", f"a {kind.DESCRIPTOR.full_name}") from error
 
 
-def _run(method: Method, ctx: CallContext, request: Message) -> Message:
+def _reply(method: Method, ctx: CallContext, request: Message) -> Message:
+    """Run a handler to its end, in the calling thread."""
+    reply = _run(method, lambda: method.handler(ctx, request))
+    return reply if isinstance(reply, Message) else _run(method, reply)
+
+
+def _run(method: Method, call: Callable[[], R]) -> R:
     try:
-        return method.handler(ctx, request)
+        return call()
     except KVStoreError:
         raise
     except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch
 from kvstore.core.types import (
@@ -126,10 +126,12 @@ def abort(ctx: CallContext, request: cache_pb2.AbortRequest) -> cache_pb2.AbortR
     return cache_pb2.AbortResponse(aborted=aborted, unknown=len(ids) - aborted)
 
 
-def fetch(ctx: CallContext, request: cache_pb2.FetchRequest) -> cache_pb2.FetchResponse:
-    """Cache/Fetch."""
+def fetch(
+    ctx: CallContext, request: cache_pb2.FetchRequest
+) -> cache_pb2.FetchResponse | Callable[[], cache_pb2.FetchResponse]:
+    """Cache/Fetch. What waits, if bytes have to move first and the caller wants to wait for them."""
     namespace, keys = _target(request.namespace_id, request.keys)
-    result = ctx.store.fetch(
+    begun = ctx.store.begin_fetch(
         ctx.session,
         namespace,
         keys,
@@ -138,7 +140,9 @@ def fetch(ctx: CallContext, request: cache_pb2.FetchRequest) -> cache_pb2.FetchR
         layers=convert.layers_of(request.layer_begin, request.layer_end),
         wait_ms=_wait("wait_ms", request.wait_ms),
     )
-    return fetch_message(result)
+    if isinstance(begun, FetchResult):
+        return fetch_message(begun)
+    return lambda: fetch_message(begun())
 
 
 def fetch_message(result: FetchResult) -> cache_pb2.FetchResponse:

@@ -19,7 +19,8 @@ from kvstore.rpc import handlers_lease as lease
 from kvstore.rpc.context import CallContext
 from kvstore.v1 import admin_pb2, cache_pb2, leases_pb2, session_pb2
 
-Handler = Callable[[CallContext, Any], Message]
+Handler = Callable[[CallContext, Any], Message | Callable[[], Message]]
+"""Returns the reply, or (inline ones only) what waits for it, to be called in the pool for waits."""
 
 
 class Runs(Enum):
@@ -60,10 +61,6 @@ def _wait(_request: Message) -> Runs:
     return Runs.WAIT
 
 
-def _fetch_runs(request: cache_pb2.FetchRequest) -> Runs:
-    return Runs.WAIT if request.wait_ms else Runs.INLINE
-
-
 def _wait_job_runs(request: cache_pb2.WaitJobRequest) -> Runs:
     return Runs.WAIT if request.timeout_ms else Runs.INLINE
 
@@ -100,7 +97,7 @@ METHODS: Final[dict[str, Method]] = {
                 ("Reserve", cache.reserve, _inline),
                 ("Commit", cache.commit, _work),
                 ("Abort", cache.abort, _inline),
-                ("Fetch", cache.fetch, _fetch_runs),
+                ("Fetch", cache.fetch, _inline),
                 ("WaitJob", cache.wait_job, _wait_job_runs),
                 ("Prefetch", cache.prefetch, _inline),
                 ("Remove", cache.remove, _inline),

@@ -121,14 +121,12 @@ class Commit:
 
     def copy(self) -> None:
         """Copy what goes to HOST out of the buffer, with its checksums. Without the lock."""
-        raw: list[tuple[_Entry, RawBlock]] = []
-        for entry in self._unknown():
-            if entry.codec is not Codec.RAW and self._encode(entry):
-                continue
-            if self._take(entry):
-                raw.append((entry, RawBlock(entry.key, entry.parent, self._slices(entry), self._stored(entry))))
-        store_raw(self._namespace, [block for _, block in raw])
-        for entry, _ in raw:
+        raw = [e for e in self._unknown() if e.codec is Codec.RAW or not self._encode(e)]
+        self._take_all(raw)
+        raw = [entry for entry in raw if entry.copy.place != NONE]
+        blocks = [RawBlock(entry.key, entry.parent, self._slices(entry), self._stored(entry)) for entry in raw]
+        store_raw(self._namespace, blocks)
+        for entry in raw:
             entry.copied = True
 
     def _unknown(self) -> list[_Entry]:
@@ -165,6 +163,20 @@ class Commit:
         entry.codec, entry.copy.place = Codec.RAW, NONE
         entry.copy.nbytes = self._namespace.layout.raw_stored_bytes
         return False
+
+    def _take_all(self, entries: list[_Entry]) -> None:
+        """Ranges of HOST for as many entries as there is room for: at once where nothing has to be demoted for it."""
+        space = self._movement.space
+        left: list[_Entry] = []
+        with self._state.locked():
+            for entry in entries:
+                offset = None if left else space.allocate(Tier.HOST, entry.copy.nbytes)
+                if offset is None:
+                    left.append(entry)
+                else:
+                    entry.copy.place = offset
+        for entry in left:
+            self._take(entry)
 
     def _take(self, entry: _Entry) -> bool:
         offset = self._movement.take(Tier.HOST, entry.copy.nbytes)

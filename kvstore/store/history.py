@@ -62,7 +62,7 @@ class EventLog:
     def add(self, event: BlockEvent) -> None:
         """Append one event, numbered by the log; the oldest go to make room."""
         self.last += 1
-        self._ring.append(replace(event, sequence=self.last))
+        self._ring.append(event if event.sequence == self.last else replace(event, sequence=self.last))
         self._blocks += len(event.keys)
         while self._blocks > self._max and len(self._ring) > 1:
             self._blocks -= len(self._ring.popleft().keys)
@@ -108,7 +108,7 @@ class News:
             known = stored and all(key in self.token_ids for key in keys)
             self._log.add(
                 BlockEvent(
-                    sequence=0,
+                    sequence=self._log.last + 1,
                     unix_seconds=time.time(),
                     kind=kind,
                     tier=tier,

@@ -33,6 +33,9 @@ class CopyState(Enum):
     READY = "ready"
     DOOMED = "doomed"
 
+    # Members are single objects; a hash in Python would cost more than the rest of a step.
+    __hash__ = object.__hash__
+
 
 class Event(Enum):
     """What may happen to a copy."""
@@ -45,6 +48,8 @@ class Event(Enum):
     DROP = "drop"
     DOOM = "doom"
     DRAIN = "drain"
+
+    __hash__ = object.__hash__
 
 
 TRANSITIONS: Final[dict[tuple[CopyState, Event], CopyState]] = {

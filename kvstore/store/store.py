@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
@@ -201,9 +202,28 @@ class Store:
         wait_ms: int = 0,
     ) -> FetchResult:
         """See ``Cache.fetch``. *Blocks* for ``wait_ms`` at most."""
+        begun = self.begin_fetch(
+            session, namespace_id, keys, target, lease_id=lease_id, layers=layers, wait_ms=wait_ms
+        )  # fmt: skip
+        return begun if isinstance(begun, FetchResult) else begun()
+
+    def begin_fetch(  # noqa: PLR0913  the arguments of fetch
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        target: Target,
+        *,
+        lease_id: LeaseId,
+        layers: tuple[int, int] | None = None,
+        wait_ms: int = 0,
+    ) -> FetchResult | Callable[[], FetchResult]:
+        """``fetch`` up to where it would wait: the result, or what waits for it and returns it. Call that once."""
         validate.check_wait("wait_ms", wait_ms)
         result, job = self._get.fetch(session, namespace_id, keys, target, lease_id, layers)
-        return result if job is None else self._get.wait(job, wait_ms / 1000)
+        if job is None:
+            return result
+        return partial(self._get.wait, job, wait_ms / 1000) if wait_ms else self._get.wait(job, 0)
 
     def wait_job(self, session: SessionId, job_id: JobId, timeout_ms: int) -> FetchResult:
         """See ``Cache.wait_job``. *Blocks* for ``timeout_ms`` at most."""

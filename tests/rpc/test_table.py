@@ -48,7 +48,7 @@ def test_what_copies_or_waits_leaves_the_loop():
         "Match", "Reserve", "Abort", "Fetch", "WaitJob", "Prefetch", "Remove", "GrantLease", "RenewLease", "HoldLease",
         "ReleaseLease", "OpenRemote", "Keepalive", "CloseRemote", "Status", "Pin", "Unpin", "ListLeases",
     }  # fmt: skip
-    assert METHODS["kvstore.v1.Cache/Fetch"].runs(cache_pb2.FetchRequest(wait_ms=1)) is Runs.WAIT
+    assert METHODS["kvstore.v1.Cache/Fetch"].runs(cache_pb2.FetchRequest(wait_ms=1)) is Runs.INLINE
     assert METHODS["kvstore.v1.Cache/WaitJob"].runs(cache_pb2.WaitJobRequest(timeout_ms=1)) is Runs.WAIT
 
 

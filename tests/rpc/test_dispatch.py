@@ -1,0 +1,71 @@
+"""Where handlers run: what would wait leaves the loop, what need not stays on it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from kvstore.core.errors import InternalError
+from kvstore.rpc import dispatch
+from kvstore.rpc.context import CallContext
+from kvstore.rpc.table import Method, Runs
+from kvstore.v1 import leases_pb2
+
+NAME = "kvstore.v1.Leases/RenewLease"
+REPLY = leases_pb2.RenewLeaseResponse(ttl_ms=7)
+
+
+@pytest.fixture
+def dispatcher(monkeypatch):
+    """A dispatcher whose one method has the handler that a test puts into ``handlers``."""
+    handlers = []
+
+    def handle(ctx, request):
+        return handlers[0](request)
+
+    request, response = leases_pb2.RenewLeaseRequest, leases_pb2.RenewLeaseResponse
+    method = Method(NAME, request, response, handle, lambda _: Runs.INLINE, session=False)
+    monkeypatch.setitem(dispatch.METHODS, NAME, method)
+    made = dispatch.Dispatcher(None, workers=1, waiters=1)
+    made.handlers = handlers
+    yield made
+    made.close()
+
+
+def start(dispatcher, loop):
+    return dispatcher.start(NAME, CallContext(None, None, False, "test"), b"", loop)
+
+
+def test_a_reply_that_is_there_needs_no_thread(dispatcher):
+    threads = []
+    dispatcher.handlers.append(lambda _: threads.append(threading.get_ident()) or REPLY)
+    assert start(dispatcher, None) is REPLY
+    assert threads == [threading.get_ident()]
+
+
+def test_a_handler_that_would_wait_waits_elsewhere(dispatcher):
+    done = threading.Event()
+    dispatcher.handlers.append(lambda _: lambda: REPLY if done.wait(30) else None)
+
+    async def call():
+        reply = start(dispatcher, asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        assert not reply.done()
+        done.set()
+        return await asyncio.wait_for(reply, 30)
+
+    assert asyncio.run(call()) is REPLY
+
+
+def test_what_goes_wrong_while_waiting_is_a_typed_error(dispatcher):
+    def fail():
+        raise RuntimeError("of the handler")
+
+    async def call():
+        return await start(dispatcher, asyncio.get_running_loop())
+
+    dispatcher.handlers.append(lambda _: fail)
+    with pytest.raises(InternalError):
+        asyncio.run(call())
