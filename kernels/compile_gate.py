@@ -118,7 +118,7 @@ def attention_variant(  # noqa: PLR0913  (the axes of the gate)
         shape.warps,
         shape.stages,
         shape.options,
-        # There the loop is peeled twice; and a tile of a small head's words leaves a thread of 256 two of them, whatever
+        # There the loop is peeled twice, and a tile of a small head leaves a thread of 256 two words, whatever
         # is known of their alignment.
         narrow_max=80 if backend == "hip" and codec == "int8" and head_dim <= 64 else None,
     )
