@@ -38,8 +38,9 @@ DESCRIPTORS_MAX: Final = 8
 """Most file descriptors beside a Welcome."""
 
 _HEADER: Final = struct.Struct("<IQBBH")
+_HEADER_BYTES: Final = _HEADER.size
 _LENGTH_BYTES: Final = 4
-_REST_BYTES: Final = _HEADER.size - _LENGTH_BYTES
+_REST_BYTES: Final = _HEADER_BYTES - _LENGTH_BYTES
 
 
 class FrameKind(IntEnum):
@@ -51,6 +52,9 @@ class FrameKind(IntEnum):
     JOB_DONE = 3
     HELLO = 4
     WELCOME = 5
+
+
+_KIND_MAX: Final = int(max(FrameKind))
 
 
 class Frame(NamedTuple):
@@ -80,30 +84,42 @@ class FrameDecoder:
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes in and return the frames that are now whole. Raises InvalidArgument for an invalid frame."""
         buffer = self._buffer
+        if not buffer:
+            # Nearly always whole frames come: they are cut from what was read.
+            frames, end = _cut(data)
+            if end < len(data):
+                buffer += memoryview(data)[end:]
+            return frames
         buffer += data
-        frames: list[Frame] = []
-        begin = 0
-        while len(buffer) - begin >= _HEADER.size:
-            length, call_id, kind, code, name_length = _HEADER.unpack_from(buffer, begin)
-            _check(length, kind, name_length)
-            end = begin + _LENGTH_BYTES + length
-            if end > len(buffer):
-                break
-            body = begin + _HEADER.size
-            name = _name(bytes(buffer[body : body + name_length]))
-            frames.append(Frame(call_id, kind, code, name, bytes(buffer[body + name_length : end])))
-            begin = end
-        if begin:
-            del buffer[:begin]
+        frames, end = _cut(buffer)
+        if end:
+            del buffer[:end]
         return frames
+
+
+def _cut(data: bytes | bytearray) -> tuple[list[Frame], int]:
+    """The whole frames at the start of ``data``, and where they end."""
+    frames: list[Frame] = []
+    begin = 0
+    while len(data) - begin >= _HEADER_BYTES:
+        length, call_id, kind, code, name_length = _HEADER.unpack_from(data, begin)
+        _check(length, kind, name_length)
+        end = begin + _LENGTH_BYTES + length
+        if end > len(data):
+            break
+        body = begin + _HEADER_BYTES + name_length
+        name = _name(bytes(data[begin + _HEADER_BYTES : body])) if name_length else ""
+        frames.append(Frame(call_id, kind, code, name, bytes(data[body:end])))
+        begin = end
+    return frames, begin
 
 
 def _check(length: int, kind: int, name_length: int) -> None:
     low = _REST_BYTES + name_length
     if not low <= length <= FRAME_BYTES_MAX:
         raise InvalidArgument("frame.length", length, f"{low} to {FRAME_BYTES_MAX}")
-    if kind > FrameKind.WELCOME:
-        raise InvalidArgument("frame.kind", kind, f"0 to {int(FrameKind.WELCOME)}")
+    if kind > _KIND_MAX:
+        raise InvalidArgument("frame.kind", kind, f"0 to {_KIND_MAX}")
 
 
 def _name(data: bytes) -> str:

@@ -87,10 +87,12 @@ def _copies(client: Client, effort: Effort) -> list[Row]:
                 raise Unavailable("a block that was stored is not there: run kvbench on a daemon of its own")
 
     put = _Puts(client)
-    seconds = take_turns({"copy": copies, "get": get, "in place": in_place, "put": put}, effort.rounds)
+    seconds = take_turns({"copy": copies, "get": get, "put": put}, effort.rounds)
     copies.close()
     with echo(16 * BATCH) as call:
-        there_and_back = take_turns({"echo": lambda: call(bytes(34 * BATCH))}, effort.rounds * 4)["echo"]
+        # Beside its limit and not beside the copies, which leave nothing in the caches.
+        cases = {"in place": in_place, "echo": lambda: call(bytes(34 * BATCH))}
+        seconds |= take_turns(cases, effort.rounds * 4)
     limit = rate(out_bytes, median(seconds["copy"]))
     conditions = {"blocks": BATCH, "block_bytes": BLOCK_BYTES, "copy_threads": threads, "rounds": effort.rounds}
 
@@ -115,7 +117,7 @@ def _copies(client: Client, effort: Effort) -> list[Row]:
             case="get 16 x 1 MiB, in place",
             value=median(seconds["in place"]) * 1e3,
             unit="ms",
-            limit=median(there_and_back) * 1e3,
+            limit=median(seconds["echo"]) * 1e3,
             limit_unit="ms",
             limit_name="echo of the same size, raw socket",
             target="<= 0.3 ms",
