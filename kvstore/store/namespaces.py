@@ -79,8 +79,6 @@ class NamespaceTable:
         """Raise what ``open`` would raise; change nothing."""
         if len(name.encode()) > NAME_BYTES_MAX:
             raise InvalidArgument("name", f"{len(name.encode())} bytes", f"at most {NAME_BYTES_MAX} bytes")
-        if policy is not None:
-            check_policy(policy)
         bound = self._by_name.get(name) if name else None
         if bound is not None and bound.spec != spec:
             differing = ", ".join(bound.spec.differing_fields(spec))
@@ -117,9 +115,3 @@ class NamespaceTable:
         others = [e for e in self.entries if e.spec.model == spec.model and e.spec != spec]
         others.sort(key=lambda e: -e.blocks)
         return tuple(NearNamespace(e.namespace_id, spec.differing_fields(e.spec), e.blocks) for e in others[:16])
-
-
-def check_policy(policy: NamespacePolicy) -> None:
-    """Refuse what this build does not keep."""
-    if policy.lossless:
-        raise InvalidArgument("policy.lossless", repr(policy.lossless), '"": this build has no lossless coding on SSD')

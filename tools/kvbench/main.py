@@ -94,6 +94,10 @@ def attention(
 @app.command()
 def codec(
     threads: ThreadsOption = "1,2",
+    text: Annotated[Path | None, typer.Option("--text", help="Also code K and V of this text losslessly.")] = None,
+    model: Annotated[Path, typer.Option("--model", help="Folder of the model for --text.")] = Path(
+        ".cache/models/smollm2"
+    ),
     quick: QuickOption = False,
     output: OutputOption = Format.TABLE,
     markdown: MarkdownOption = None,
@@ -101,7 +105,15 @@ def codec(
     """Quantise, dequantise and the checksummed copy, beside what memory allows."""
     from kvstore.tools.kvbench.kernels import run_codec  # noqa: PLC0415 - brings torch
 
-    _run(output, markdown, lambda _: run_codec(_numbers(threads), repeats=1 if quick else 9))
+    def work(_: Printer) -> list[Row]:
+        rows = run_codec(_numbers(threads), repeats=1 if quick else 9)
+        if text is not None:
+            from kvstore.tools.kvbench.lossless import run_lossless  # noqa: PLC0415 - brings transformers
+
+            rows += run_lossless(model, text)
+        return rows
+
+    _run(output, markdown, work)
 
 
 @app.command()

@@ -14,8 +14,9 @@
     56  4   CRC of the columns
     60  4   CRC of bytes 0..60
     64      columns, one after another: namespace ids (32 bytes each); of the extents number u64, age u64, offset
-            u64, segment u32, blocks u16, space u16 (index in this file's list), codec u8, parent (32 bytes); of the
-            blocks extent u32 (row in this file), position u16, key (32 bytes)
+            u64, segment u32, blocks u16, space u16 (index in this file's list), codec u8 (128 is added where slices
+            are coded), parent (32 bytes); of the blocks extent u32 (row in this file), position u16, key (32 bytes);
+            pages u32 of the extents with coded slices
 
 It is written as ``checkpoint-N.tmp``, synced, renamed, and the directory synced. The one with the largest
 generation counts.
@@ -39,6 +40,8 @@ from kvstore.tiers.ssd.table import NO_ROW, BlockTable
 HEAD_BYTES: Final = 64
 EXTENT_ROW_BYTES: Final = 33 + KEY_BYTES
 BLOCK_ROW_BYTES: Final = 6 + KEY_BYTES
+CODED_ROW_BYTES: Final = 4
+_CODED: Final = 0x80
 
 _MAGIC: Final = b"KVCHECK1"
 _HEAD: Final = struct.Struct("<8sIIQIIQQQI")
@@ -53,14 +56,15 @@ def checkpoint_name(generation: int) -> str:
     return f"checkpoint-{generation:08d}"
 
 
-def checkpoint_bytes(extents: int, blocks: int, spaces: int) -> int:
-    """Size of a checkpoint of so many rows."""
-    return HEAD_BYTES + spaces * KEY_BYTES + extents * EXTENT_ROW_BYTES + blocks * BLOCK_ROW_BYTES
+def checkpoint_bytes(extents: int, blocks: int, spaces: int, coded: int) -> int:
+    """Size of a checkpoint of so many rows, ``coded`` of the extents with coded slices."""
+    fixed = HEAD_BYTES + spaces * KEY_BYTES
+    return fixed + extents * EXTENT_ROW_BYTES + blocks * BLOCK_ROW_BYTES + coded * CODED_ROW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint holds."""
+    """What a checkpoint holds; ``extents`` has a column "pages", 0 where slices are not coded."""
 
     generation: int
     next_extent: int
@@ -86,7 +90,7 @@ def snapshot(table: BlockTable, namespaces: tuple[NamespaceId, ...], head: tuple
     blocks = np.flatnonzero(block_extent != NO_ROW)
     extents = {
         name: np.frombuffer(getattr(table, f"extent_{name}"), dtype=kind)[rows]
-        for name, kind in _EXTENT_COLUMNS.items()
+        for name, kind in (_EXTENT_COLUMNS | {"pages": "<u4"}).items()
     }
     return Checkpoint(
         *head,
@@ -102,9 +106,13 @@ def snapshot(table: BlockTable, namespaces: tuple[NamespaceId, ...], head: tuple
 def pack_checkpoint(found: Checkpoint) -> list[bytes]:
     """The file, in parts: the head first, then the columns."""
     parts = [b"".join(found.namespaces)]
-    parts += [found.extents[name].tobytes() for name in _EXTENT_COLUMNS]
+    pages = found.extents["pages"].astype("<u4")
+    codecs = np.where(pages > 0, found.extents["codec"].astype(np.uint8) | _CODED, found.extents["codec"])
+    columns = found.extents | {"codec": codecs.astype(np.uint8)}
+    parts += [columns[name].tobytes() for name in _EXTENT_COLUMNS]
     parts.append(found.parents.tobytes())
     parts += [found.block_extent.tobytes(), found.block_position.tobytes(), found.block_keys.tobytes()]
+    parts.append(pages[pages > 0].tobytes())
     crc = 0
     for part in parts:
         crc = crc32c(part, crc)
@@ -128,11 +136,9 @@ def unpack_checkpoint(data: memoryview, generation: int) -> Checkpoint:
         raise CorruptBlock(f"the head of {name} is damaged", field="crc")
     if version != VERSION:
         raise refuse_version(name, version)
-    if (
-        found != generation
-        or HEAD_BYTES + length != len(data)
-        or len(data) != checkpoint_bytes(extents, blocks, spaces)
-    ):
+    coded = (len(data) - checkpoint_bytes(extents, blocks, spaces, 0)) // CODED_ROW_BYTES
+    whole = len(data) == checkpoint_bytes(extents, blocks, spaces, coded) and 0 <= coded <= extents
+    if found != generation or HEAD_BYTES + length != len(data) or not whole:
         raise CorruptBlock(f"{name} holds {len(data)} bytes of generation {found}", field="length")
     if columns_crc != crc32c(data[HEAD_BYTES:]):
         raise CorruptBlock(f"the columns of {name} are damaged", field="columns")
@@ -144,6 +150,12 @@ def unpack_checkpoint(data: memoryview, generation: int) -> Checkpoint:
     block_extent = reader.take("<u4", blocks).view(np.uint32)
     block_position = reader.take("<u2", blocks).view(np.uint16)
     keys = reader.take("u1", blocks * KEY_BYTES).view(np.uint8).reshape(-1, KEY_BYTES)
+    codecs = columns["codec"].view(np.uint8)
+    if int((codecs >= _CODED).sum()) != coded:
+        raise CorruptBlock(f"{name} has {coded} rows of coded extents", field="pages")
+    columns["pages"] = np.zeros(extents, dtype=np.uint32)
+    columns["pages"][codecs >= _CODED] = reader.take("<u4", coded)
+    columns["codec"] = codecs & (_CODED - 1)
     return Checkpoint(
         generation, next_extent, next_segment, namespaces, columns, parents, block_extent, block_position, keys
     )

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from kvstore.kernels.layout import align_up
 from kvstore.tiers.ssd.catalog import CATALOG_NAME, Space
 from kvstore.tiers.ssd.checkpoint import checkpoint_bytes
 from kvstore.tiers.ssd.config import PAGE_BYTES, SsdConfig
-from kvstore.tiers.ssd.format import HEAD_BYTES_MAX, SEGMENT_HEAD_BYTES, ExtentShape, segment_name
+from kvstore.tiers.ssd.format import HEAD_BYTES_MAX, SEGMENT_HEAD_BYTES, CodedSlices, ExtentShape, segment_name
 from kvstore.tiers.ssd.health import Health
 from kvstore.tiers.ssd.iopool import Gate, IoPool
 from kvstore.tiers.ssd.ledger import Ledger
@@ -83,11 +83,12 @@ class HeadTables:
 
     keys: bytes
     crcs: NDArray[np.uint32]
+    coded: CodedSlices | None = None
 
     @property
     def nbytes(self) -> int:
-        """Memory of both."""
-        return len(self.keys) + self.crcs.nbytes
+        """Memory of all."""
+        return len(self.keys) + self.crcs.nbytes + (0 if self.coded is None else self.coded.lengths.nbytes)
 
     def key(self, position: int) -> BlockKey:
         """Key of one block."""
@@ -141,6 +142,8 @@ class Core:
     spares: list[Segment] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     counters: Counter[str] = field(default_factory=Counter)
+    saved_bytes: int = 0
+    """By coded slices of live blocks."""
     next_extent: int = 1
     next_segment: int = 1
     open_segment: Segment | None = None
@@ -173,14 +176,22 @@ class Core:
 
     def shape(self, extent: Extent) -> ExtentShape:
         """The lengths of an extent in the table."""
-        return ExtentShape.of(self.spaces[extent.space].layout, extent.codec, extent.blocks)
+        return ExtentShape.of(self.spaces[extent.space].layout, extent.codec, extent.blocks, extent.pages)
 
     def block_share(self, extent: Extent) -> int:
         """Bytes of an extent that one of its blocks stands for."""
         return self.shape(extent).total_bytes // extent.blocks
 
+    def saved_share(self, extent: Extent) -> int:
+        """Bytes of disk that one block of an extent with coded slices saves."""
+        if not extent.pages:
+            return 0
+        plain = replace(self.shape(extent), pages=0)
+        return plain.total_bytes // extent.blocks - self.block_share(extent)
+
     def account_block(self, extent: Extent, sign: int) -> None:
         """A block of an extent became live (+1) or dead (-1)."""
+        self.saved_bytes += sign * self.saved_share(extent)
         segment = self.segments.get(extent.segment)
         if segment is not None:
             segment.live_bytes += sign * self.block_share(extent)
@@ -205,7 +216,8 @@ class Core:
     def metadata_need(self, blocks: int = 0, extents: int = 0) -> int:
         """Bytes kept free for metadata: two checkpoints of the rows so far and more, two journals, quarantine."""
         table = self.table
-        rows = checkpoint_bytes(table.extents + extents, table.blocks + blocks, len(self.spaces))
+        count = table.extents + extents
+        rows = checkpoint_bytes(count, table.blocks + blocks, len(self.spaces), count)
         limits = 2 * self.config.journal_limit + self.config.quarantine_limit
         catalog = 2 * self.ledger.file_bytes(CATALOG_NAME)
         return 2 * align_up(rows, PAGE_BYTES) + limits + catalog + 16 * PAGE_BYTES

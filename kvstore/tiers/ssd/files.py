@@ -37,6 +37,12 @@ def read_pages(core: Core, fd: int, offset: int, nbytes: int) -> bytes:
     return chunk.data
 
 
+def read_range(core: Core, fd: int, offset: int, nbytes: int) -> bytes:
+    """Read bytes that may begin and end within pages; fewer at the end of the file. Raises OSError."""
+    before = offset % PAGE_BYTES
+    return read_pages(core, fd, offset - before, before + nbytes)[before : before + nbytes]
+
+
 def read_file(port: DiskPort, name: str) -> bytes:
     """A whole file of metadata."""
     fd = port.open(name)

@@ -15,7 +15,7 @@
 
     record: u8 type, u8 0, u16 count, u32 body bytes, body
     type 1, an extent became live: u64 extent, u64 offset, u64 age, u32 segment, u8 codec, u8 coding, u16 0,
-            32 bytes namespace, 32 bytes parent of block 0, count keys of 32 bytes
+            32 bytes namespace, 32 bytes parent of block 0, u32 pages if coding is 1, count keys of 32 bytes
     type 2, blocks died: count times (u64 extent, u16 position); unknown ones mean nothing
     type 3, blocks moved: count times (u64 extent, u16 position, u64 new extent, u16 new position), behind the type 1
             of the new extent. One that is dead at its old place is dead at the new one; a later type 2 that names
@@ -37,7 +37,7 @@ from crc32c import crc32c
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import KEY_BYTES, BlockKey, Codec, NamespaceId
 from kvstore.kernels.layout import align_up
-from kvstore.tiers.ssd.format import CODING_PLAIN, VERSION, refuse_version
+from kvstore.tiers.ssd.format import CODING_LZ4, CODING_PLAIN, VERSION, refuse_version
 
 SECTOR_BYTES: Final = 512
 FRAME_HEAD_BYTES: Final = 32
@@ -49,6 +49,7 @@ _FRAME_MAGIC: Final = b"KVJF"
 _CRC: Final = struct.Struct("<I")
 _RECORD: Final = struct.Struct("<BxHI")
 _EXTENT: Final = struct.Struct("<QQQIBB2x32s32s")
+_PAGES: Final = struct.Struct("<I")
 _DEAD: Final = struct.Struct("<QH")
 _MOVED: Final = struct.Struct("<QHQH")
 _TYPE_EXTENT: Final = 1
@@ -64,7 +65,7 @@ def journal_name(generation: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExtentRecord:
-    """An extent became live; ``keys`` is 32 bytes a block."""
+    """An extent became live; ``keys`` is 32 bytes a block, ``pages`` as in ExtentShape."""
 
     number: int
     segment: int
@@ -74,6 +75,7 @@ class ExtentRecord:
     namespace_id: NamespaceId
     parent: BlockKey
     keys: bytes
+    pages: int = 0
 
     @property
     def blocks(self) -> int:
@@ -104,13 +106,12 @@ Record = ExtentRecord | DropRecord | MoveRecord
 
 def pack_extent(record: ExtentRecord) -> bytes:
     """The bytes of one record."""
-    body = (
-        _EXTENT.pack(
-            record.number, record.offset, record.age, record.segment, record.codec, CODING_PLAIN,
-            record.namespace_id, record.parent,
-        )
-        + record.keys
+    coding = CODING_LZ4 if record.pages else CODING_PLAIN
+    body = _EXTENT.pack(
+        record.number, record.offset, record.age, record.segment, record.codec, coding, record.namespace_id,
+        record.parent,
     )  # fmt: skip
+    body += (_PAGES.pack(record.pages) if record.pages else b"") + record.keys
     return _RECORD.pack(_TYPE_EXTENT, record.blocks, len(body)) + body
 
 
@@ -195,8 +196,8 @@ def _records(payload: memoryview) -> Iterator[Record]:
         kind, count, length = _RECORD.unpack_from(payload, at)
         body = payload[at + _RECORD.size : at + _RECORD.size + length]
         at += _RECORD.size + length
-        if kind == _TYPE_EXTENT and length == _EXTENT.size + count * KEY_BYTES == len(body):
-            yield _extent(body)
+        if kind == _TYPE_EXTENT and length == len(body) >= _EXTENT.size:
+            yield _extent(body, count)
         elif kind == _TYPE_DROP and length == count * _DEAD.size == len(body):
             yield DropRecord(tuple((number, position) for number, position in _DEAD.iter_unpack(body)))
         elif kind == _TYPE_MOVE and length == count * _MOVED.size == len(body):
@@ -205,9 +206,15 @@ def _records(payload: memoryview) -> Iterator[Record]:
             raise CorruptBlock(f"a record of type {kind}, {count} entries, {length} bytes", field="record")
 
 
-def _extent(body: memoryview) -> ExtentRecord:
+def _extent(body: memoryview, count: int) -> ExtentRecord:
     number, offset, age, segment, codec, coding, namespace_id, parent = _EXTENT.unpack_from(body)
-    if codec not in set(Codec) or coding != CODING_PLAIN:
-        raise CorruptBlock(f"codec {codec}, coding {coding}", field="codec")
-    keys = bytes(body[_EXTENT.size :])
-    return ExtentRecord(number, segment, offset, age, Codec(codec), NamespaceId(namespace_id), BlockKey(parent), keys)
+    rest, pages = body[_EXTENT.size :], 0
+    if coding == CODING_LZ4:
+        (pages,) = _PAGES.unpack_from(rest)
+        rest = rest[_PAGES.size :]
+    known = pages > 0 if coding == CODING_LZ4 else coding == CODING_PLAIN
+    if codec not in set(Codec) or not known or len(rest) != count * KEY_BYTES:
+        raise CorruptBlock(f"an extent of codec {codec}, coding {coding}, {pages} pages", field="codec")
+    return ExtentRecord(
+        number, segment, offset, age, Codec(codec), NamespaceId(namespace_id), BlockKey(parent), bytes(rest), pages
+    )

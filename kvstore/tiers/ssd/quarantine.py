@@ -21,13 +21,14 @@ from typing import Final
 
 from crc32c import crc32c
 
+from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import KEY_BYTES, BlockKey
 from kvstore.kernels.layout import align_up
 from kvstore.tiers.base import QuarantineEntry
 from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, log
-from kvstore.tiers.ssd.files import read_pages
-from kvstore.tiers.ssd.format import VERSION
+from kvstore.tiers.ssd.files import read_pages, read_range
+from kvstore.tiers.ssd.format import VERSION, unpack_extent_head
 from kvstore.tiers.ssd.port import read_full, write_full
 from kvstore.tiers.ssd.table import Extent
 
@@ -44,7 +45,9 @@ def keep_block(core: Core, quarantine: Quarantine, block: tuple[Extent, int, Blo
     shape = core.shape(extent)
     fd = core.segments[extent.segment].fd
     data = bytearray()
-    for layer in range(shape.layers):
+    if shape.pages:
+        data += _coded_bytes(core, fd, extent, position)
+    for layer in range(0 if shape.pages else shape.layers):
         if len(data) >= quarantine.room_bytes:
             break
         offset = extent.offset + shape.slice_offset(layer, position)
@@ -54,6 +57,19 @@ def keep_block(core: Core, quarantine: Quarantine, block: tuple[Extent, int, Blo
             data += some[offset - at if at == begin else 0 :]
         del data[(layer + 1) * shape.slice_bytes :]
     quarantine.keep(f"{key.hex()[:16]}", bytes(data), cause, key)
+
+
+def _coded_bytes(core: Core, fd: int, extent: Extent, position: int) -> bytes:
+    """A block's coded slices; only the head of the extent if that is damaged itself."""
+    head_bytes = core.shape(extent).head_bytes
+    data = read_pages(core, fd, extent.offset, head_bytes)
+    try:
+        coded = unpack_extent_head(memoryview(data)).coded
+        places = [] if coded is None else coded.places(extent.offset + head_bytes, position)
+    except (CorruptBlock, IndexError) as error:
+        log.warning("only the head of extent %d is kept: %s", extent.number, error)
+        return data
+    return b"".join(read_range(core, fd, offset, nbytes) for offset, nbytes in places)
 
 
 class Quarantine:

@@ -16,7 +16,7 @@ from kvstore.tiers.ssd.catalog import Space
 from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, HeadTables, Segment
 from kvstore.tiers.ssd.files import PageChunk
-from kvstore.tiers.ssd.format import ExtentShape, unpack_extent_head
+from kvstore.tiers.ssd.format import CodedSlices, ExtentShape, unpack_extent_head
 from kvstore.tiers.ssd.port import DiskPort
 from kvstore.tiers.ssd.table import Extent
 from kvstore.tiers.ssd.transfer import Piece, ReadChunk
@@ -129,7 +129,7 @@ class Reader:
         )  # fmt: skip
         if found != expected:
             raise CorruptBlock(f"extent {extent.number} is headed by another", field="number")
-        return HeadTables(head.keys, head.crcs)
+        return HeadTables(head.keys, head.crcs, head.coded)
 
     def _check_room(self, reads: Sequence[BlockRead], wanted: Sequence[Wanted]) -> None:
         for want in wanted:
@@ -173,7 +173,7 @@ class Reader:
         """Slices too large for one read are checked where they arrived."""
         for want in wanted:
             shape, tables = want.shape, want.tables
-            if tables is None or shape.slice_stride <= self._core.config.io_bytes - PAGE_BYTES:
+            if tables is None or shape.pages or shape.slice_stride <= self._core.config.io_bytes - PAGE_BYTES:
                 continue
             for position, index in want.blocks:
                 begin, end, at = _layers(reads[index], shape)
@@ -212,6 +212,9 @@ def pieces_of(reads: Sequence[BlockRead], want: Wanted, io_bytes: int) -> Iterat
     shape, tables = want.shape, want.tables
     if tables is None:
         return
+    if tables.coded is not None:
+        yield from _coded_pieces(reads, want, tables.coded)
+        return
     limit = io_bytes - PAGE_BYTES
     for position, index in want.blocks:
         begin, end, at = _layers(reads[index], shape)
@@ -226,6 +229,21 @@ def pieces_of(reads: Sequence[BlockRead], want: Wanted, io_bytes: int) -> Iterat
                 for part in range(0, shape.slice_bytes, limit):
                     size = min(limit, shape.slice_bytes - part)
                     yield Piece(offset + part, size, into[at + part : at + part + size], index, None, 0)
+            at += shape.slice_stride
+
+
+def _coded_pieces(reads: Sequence[BlockRead], want: Wanted, coded: CodedSlices) -> Iterator[Piece]:
+    shape, tables = want.shape, want.tables
+    if tables is None:
+        return
+    starts = coded.offsets(want.extent.offset + shape.head_bytes)
+    for position, index in want.blocks:
+        begin, end, at = _layers(reads[index], shape)
+        into = reads[index].into
+        columns = (starts[:, position], coded.lengths[:, position], tables.crcs[position])
+        for start, nbytes, crc in zip(*(column[begin:end].tolist() for column in columns), strict=True):
+            target = into[at : at + shape.slice_stride]
+            yield Piece(start, nbytes, target, index, crc, shape.slice_bytes, coded.planes)
             at += shape.slice_stride
 
 

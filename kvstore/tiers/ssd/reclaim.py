@@ -204,6 +204,7 @@ class Reclaimer:
         good = [pair for pair, outcome in zip(pairs, status, strict=True) if outcome is ReadStatus.OK]
         runs, moves = self._plan(good)
         if runs:
+            self._writer.encode(runs)
             self._placer.place(runs, reserve_bytes=0)
             self._writer.write_runs(runs)
             self._commit(runs, moves)

@@ -77,7 +77,7 @@ class Replay:
         row = core.table.add_extent(
             Extent(
                 record.number, record.segment, record.offset, record.age, record.blocks, record.codec, space,
-                record.parent,
+                record.parent, record.pages,
             ),
             committed=True,
         )  # fmt: skip

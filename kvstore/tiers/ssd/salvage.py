@@ -16,9 +16,17 @@ from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import BlockKey
 from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, log
-from kvstore.tiers.ssd.files import read_pages
-from kvstore.tiers.ssd.format import HEAD_BYTES_MAX, SEGMENT_HEAD_BYTES, ExtentHead, ExtentShape, unpack_extent_head
+from kvstore.tiers.ssd.files import read_pages, read_range
+from kvstore.tiers.ssd.format import (
+    HEAD_BYTES_MAX,
+    SEGMENT_HEAD_BYTES,
+    CodedSlices,
+    ExtentHead,
+    ExtentShape,
+    unpack_extent_head,
+)
 from kvstore.tiers.ssd.journal import ExtentRecord
+from kvstore.tiers.ssd.transfer import Piece, deliver
 
 STRIDE_BYTES: Final = 1 << 20
 """Bytes looked at for the next head at a time."""
@@ -44,7 +52,8 @@ def find_extents(core: Core, number: int, fd: int, size: int) -> Iterator[Adopte
         if whole:
             yield Adopted(
                 ExtentRecord(
-                    head.number, number, at, head.age, head.codec, head.namespace_id, head.parent, head.keys
+                    head.number, number, at, head.age, head.codec, head.namespace_id, head.parent, head.keys,
+                    head.shape.pages,
                 ),
                 whole,
             )  # fmt: skip
@@ -63,7 +72,7 @@ def _head_at(core: Core, number: int, fd: int, at: int) -> ExtentHead | None:
     index = core.space_index.get(head.namespace_id)
     if index is None or head.segment != number or head.offset != at:
         return None
-    expected = ExtentShape.of(core.spaces[index].layout, head.codec, head.shape.blocks)
+    expected = ExtentShape.of(core.spaces[index].layout, head.codec, head.shape.blocks, head.shape.pages)
     return head if expected == head.shape else None
 
 
@@ -79,6 +88,8 @@ def _next_head(core: Core, fd: int, begin: int, size: int) -> int:
 
 def _is_whole(core: Core, fd: int, head: ExtentHead, position: int) -> bool:
     shape = head.shape
+    if head.coded is not None:
+        return _is_whole_coded(core, fd, head, head.coded, position)
     for layer in range(shape.layers):
         offset = head.offset + shape.slice_offset(layer, position)
         begin = offset // PAGE_BYTES * PAGE_BYTES
@@ -91,6 +102,16 @@ def _is_whole(core: Core, fd: int, head: ExtentHead, position: int) -> bool:
             crc, left = crc32c(some, crc), left - len(some)
             begin, at = begin + len(data), 0
         if crc != int(head.crcs[position, layer]):
+            return False
+    return True
+
+
+def _is_whole_coded(core: Core, fd: int, head: ExtentHead, coded: CodedSlices, position: int) -> bool:
+    into = memoryview(bytearray(head.shape.slice_bytes))
+    for layer, (offset, nbytes) in enumerate(coded.places(head.shape.head_bytes, position)):
+        data = memoryview(read_range(core, fd, head.offset + offset, nbytes))
+        piece = Piece(0, nbytes, into, 0, int(head.crcs[position, layer]), len(into), coded.planes)
+        if len(data) != nbytes or not deliver(piece, data):
             return False
     return True
 

@@ -32,6 +32,8 @@ class Survey:
         self._core = core
         self._findings = findings
         self._quarantine = quarantine
+        self._saves: Rows = np.zeros(0, dtype=np.int64)
+        """Bytes that a block of each extent row saves by its coding."""
 
     def run(self, names: list[str]) -> None:
         """Open what the tables name, remove what they do not, and count live bytes."""
@@ -65,8 +67,12 @@ class Survey:
         blocks = np.array(table.extent_blocks, dtype=np.int64)
         kinds, inverse = np.unique(spaces << 32 | codecs << 24 | blocks, return_inverse=True)
         totals = np.array([self._total(int(kind)) for kind in kinds], dtype=np.int64)[inverse]
+        pages = np.array(table.extent_pages, dtype=np.int64)
+        plain, totals = totals, np.where(pages > 0, pages * PAGE_BYTES, totals)
         offsets = np.array(table.extent_offset, dtype=np.int64)
-        return offsets + totals, totals // np.maximum(blocks, 1), np.array(table.extent_live, dtype=np.int64)
+        shares = totals // np.maximum(blocks, 1)
+        self._saves = plain // np.maximum(blocks, 1) - shares
+        return offsets + totals, shares, np.array(table.extent_live, dtype=np.int64)
 
     def _total(self, kind: int) -> int:
         space, codec, blocks = kind >> 32, kind >> 24 & 0xFF, kind & 0xFFFFFF
@@ -93,6 +99,7 @@ class Survey:
         segment = Segment(number, fd, used, used)
         segment.live_bytes = int((shares[rows] * live[rows]).sum())
         segment.blocks = int(live[rows].sum())
+        core.saved_bytes += int((self._saves[rows] * live[rows]).sum())
         core.segments[number] = segment
         core.ledger.set_segment(number, core.port.fstat(fd).allocated)
 

@@ -1,6 +1,6 @@
 """The tables in memory: which blocks live, in which extent, and where the extents lie. Columns, not objects.
 
-A block takes 38 bytes (extent row, position, key), an extent 68. A handle is a block's row; rows are used again
+A block takes 38 bytes (extent row, position, key), an extent 72. A handle is a block's row; rows are used again
 after a drop, and the key kept beside them tells an old handle from a new one. Not thread-safe: the tier's lock
 guards it.
 """
@@ -22,7 +22,7 @@ NO_ROW: Final = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """One row of the extent table. ``space`` is the namespace's index in the catalog."""
+    """One row of the extent table. ``space`` is the namespace's index in the catalog; ``pages`` as in ExtentShape."""
 
     number: int
     segment: int
@@ -32,6 +32,7 @@ class Extent:
     codec: Codec
     space: int
     parent: BlockKey
+    pages: int = 0
 
 
 class BlockTable:
@@ -42,6 +43,7 @@ class BlockTable:
         self.extent_age = array("Q")
         self.extent_offset = array("Q")
         self.extent_segment = array("I")
+        self.extent_pages = array("I")
         self.extent_blocks = array("H")
         self.extent_live = array("H")
         self.extent_space = array("H")
@@ -66,6 +68,7 @@ class BlockTable:
             self.extent_age[row] = extent.age
             self.extent_offset[row] = extent.offset
             self.extent_segment[row] = extent.segment
+            self.extent_pages[row] = extent.pages
             self.extent_blocks[row] = extent.blocks
             self.extent_live[row] = 0
             self.extent_space[row] = extent.space
@@ -77,6 +80,7 @@ class BlockTable:
         self.extent_age.append(extent.age)
         self.extent_offset.append(extent.offset)
         self.extent_segment.append(extent.segment)
+        self.extent_pages.append(extent.pages)
         self.extent_blocks.append(extent.blocks)
         self.extent_live.append(0)
         self.extent_space.append(extent.space)
@@ -119,6 +123,7 @@ class BlockTable:
             Codec(self.extent_codec[row]),
             self.extent_space[row],
             BlockKey(bytes(self.extent_parent[row * KEY_BYTES : (row + 1) * KEY_BYTES])),
+            self.extent_pages[row],
         )
 
     def drop_block(self, row: int) -> int:
@@ -166,7 +171,7 @@ class BlockTable:
 
     def load_extents(self, columns: dict[str, NDArray[np.generic]], parents: bytes) -> None:
         """Fill the empty extent table from columns of a checkpoint."""
-        for name in ("number", "age", "offset", "segment", "blocks", "space", "codec"):
+        for name in ("number", "age", "offset", "segment", "pages", "blocks", "space", "codec"):
             column: array[int] = getattr(self, f"extent_{name}")
             column.frombytes(columns[name].tobytes())
         count = len(self.extent_number)
@@ -187,9 +192,9 @@ class BlockTable:
     def memory_bytes(self) -> int:
         """Bytes of all columns, spare room at their ends included."""
         columns: Sequence[array[int]] = (
-            self.extent_number, self.extent_age, self.extent_offset, self.extent_segment, self.extent_blocks,
-            self.extent_live, self.extent_space, self.extent_codec, self.extent_committed, self.block_extent,
-            self.block_position, self._free_extents, self._free_blocks,
+            self.extent_number, self.extent_age, self.extent_offset, self.extent_segment, self.extent_pages,
+            self.extent_blocks, self.extent_live, self.extent_space, self.extent_codec, self.extent_committed,
+            self.block_extent, self.block_position, self._free_extents, self._free_blocks,
         )  # fmt: skip
         return (
             sum(column.__sizeof__() for column in columns)

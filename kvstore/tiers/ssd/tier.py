@@ -123,7 +123,7 @@ class SsdTier:
         """See ``DiskTier.state``."""
         core = self._core
         with core.lock:
-            counters = dict(core.counters)
+            counters = dict(core.counters) | {"coded_saved_bytes": core.saved_bytes}
         counters["degradations"] = core.health.degradations
         return DiskState(core.health.state, core.health.last_error, counters)
 

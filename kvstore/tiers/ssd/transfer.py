@@ -8,6 +8,7 @@ should it end late, it changes only bytes that no record will ever name.
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,9 +16,13 @@ from typing import Final
 import numpy as np
 from crc32c import crc32c
 
+from kvstore.core.errors import CorruptBlock
 from kvstore.kernels import native
 from kvstore.tiers.ssd.iopool import Gate
+from kvstore.tiers.ssd.lossless import decode_slice
 from kvstore.tiers.ssd.port import DiskPort, read_full, write_full
+
+log: Final = logging.getLogger("kvstore.ssd")
 
 COPY_WITH_NUMPY_BYTES: Final = 32768
 """From this size a numpy copy, which lets other threads run, beats a slice assignment, which does not."""
@@ -55,6 +60,8 @@ class Piece:
     """Which BlockRead of the call it is for."""
     crc: int | None
     crc_bytes: int
+    planes: int = 0
+    """Of a coded slice; 0 for one that lies as it is."""
 
 
 @dataclass(slots=True)
@@ -76,16 +83,18 @@ class ReadChunk:
         try:
             for piece in self.pieces:
                 at = piece.offset - self.begin
-                if at + piece.nbytes > got or not _deliver(piece, buffer[at : at + piece.nbytes]):
+                if at + piece.nbytes > got or not deliver(piece, buffer[at : at + piece.nbytes]):
                     self.corrupt.append(piece.index)
         finally:
             gate.leave_copy()
 
 
-def _deliver(piece: Piece, data: memoryview) -> bool:
+def deliver(piece: Piece, data: memoryview) -> bool:
     """Copy a piece to its caller; False if its checksum differs."""
     # The last slice of a read by layers may leave out its padding.
     size = min(len(piece.into), piece.nbytes)
+    if piece.planes:
+        return _decode(piece, data)
     if piece.crc is None:
         copy_bytes(piece.into[:size], data[:size])
         return True
@@ -93,6 +102,20 @@ def _deliver(piece: Piece, data: memoryview) -> bool:
     if size > piece.crc_bytes:
         piece.into[piece.crc_bytes : size] = data[piece.crc_bytes : size]
     return good
+
+
+def _decode(piece: Piece, data: memoryview) -> bool:
+    """Decode a piece to its caller; False if it does not decode, or to other bytes."""
+    target, padding = piece.into[: piece.crc_bytes], piece.into[piece.crc_bytes :]
+    padding[:] = bytes(len(padding))
+    if len(data) == piece.crc_bytes:
+        return copy_with_crc(target, data) == piece.crc
+    try:
+        decode_slice(data, piece.planes, target)
+    except CorruptBlock as damage:
+        log.error("%s", damage.message)
+        return False
+    return int(crc32c(target)) == piece.crc
 
 
 @dataclass(slots=True)

@@ -44,6 +44,7 @@ class Writer:
         if space is None:
             raise InvalidArgument("namespace_id", namespace_id.hex(), "one that put_namespace was told of")
         runs = self._plan(space, blocks)
+        self.encode(runs)
         self.placer.place(runs)
         self.write_runs(runs)
         handles = self._publish(runs)
@@ -87,6 +88,12 @@ class Writer:
         if len(block.stored) < header.stored_bytes:
             raise InvalidArgument("stored", f"{len(block.stored)} bytes", f"at least {stored_bytes}")
         return header
+
+    def encode(self, runs: Sequence[Run]) -> None:
+        """Code slices where the namespace wants it and it pays."""
+        coded = sum([run.encode() for run in runs])
+        with self._core.lock:
+            self._core.counters["coded_extents"] += coded
 
     def write_runs(self, runs: Sequence[Run]) -> None:
         """Write every placed run's bytes; raises TierUnavailable, and lets the places go to waste, on an error."""

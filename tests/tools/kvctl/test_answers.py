@@ -23,6 +23,7 @@ def status(daemon):
         capacity_bytes=4 << 30,
         used_bytes=1 << 30,
         raw_bytes=2 << 30,
+        saved_bytes=1 << 30,
         evicted=5,
     )
     answer.recovery.blocks = 12
@@ -47,6 +48,7 @@ def test_status_shows_tiers_recovery_and_warnings(kvctl, status):
     ):
         assert words in ran.out
     assert "1 GiB" in next(line for line in ran.out.splitlines() if line.startswith("SSD"))
+    assert "Codecs save 1 GiB of the 2 GiB" in ran.out
 
 
 def test_status_says_no_when_a_tier_is_degraded(kvctl, status):
@@ -70,7 +72,7 @@ def test_ls_lists_namespaces(kvctl, namespace):
     assert ran.code == Exit.OK
     (row,) = [line for line in ran.out.splitlines() if "smol" in line]
     assert row.split()[:2] == ["000102030405", "smol"]
-    assert row.split()[-6:] == ["7", "1", "5", "7", "1", "MiB"]
+    assert row.split()[-7:] == ["7", "1", "5", "7", "1", "MiB", "-"]
 
 
 def test_ls_pages_through_blocks(kvctl, daemon, namespace):
@@ -243,7 +245,10 @@ def test_compact_du_and_quarantine(kvctl, daemon):
     usage = admin_pb2.DiskUsageResponse(directory="/var/x", cap_bytes=4 << 30, ledger_bytes=1 << 30)
     usage.segments.add(segment_id=7, file_bytes=100, live_bytes=25, blocks=1)
     daemon.replies["Admin/DiskUsage"] = usage
+    status = admin_pb2.StatusResponse(counters={"disk_coded_saved_bytes": 3 << 20})
+    daemon.replies["Admin/Status"] = status
     ran = kvctl("du", "--segments")
+    assert "3 MiB" in ran.out
     assert ran.code == Exit.OK
     assert "1 GiB of 4 GiB (25.0%)" in ran.out
     assert "75%" in ran.out
