@@ -179,3 +179,11 @@ def copy_slices_crc32c(targets: list[Buffer], sources: list[Buffer], lengths: tu
     least; bytes between slices are left alone. The GIL is released, and large batches use all threads.
     """
     return bytes(_module().copy_slices_crc32c(targets, sources, lengths))
+
+
+def copy_past_caches(target: Buffer, source: Buffer) -> None:
+    """Copy ``source`` to the start of ``target`` without leaving it in the caches, buffers as in ``copy_crc32c``.
+
+    For large copies that are not read at once: as fast as memory goes, and other work keeps its caches.
+    """
+    _module().copy_past_caches(target, source)

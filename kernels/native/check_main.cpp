@@ -190,6 +190,9 @@ void check_memory() {
         Bytes from(size), to(size);
         for (std::uint8_t& byte : from) byte = static_cast<std::uint8_t>(random());
         const std::uint32_t crc = kv::copy_crc32c(to.data(), from.data(), size, 0);
+        Bytes past(size);
+        kv::copy_past_caches(past.data(), from.data(), size);
+        expect(past == from, "copies past the caches copy");
         expect(from == to && crc == kv::crc32c(from.data(), size, 0), "copy copies and sums");
         kv::read_all(from.data(), size);
     }

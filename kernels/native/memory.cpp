@@ -138,6 +138,20 @@ KV_STREAM_TARGET std::size_t stream_state(std::uint8_t* to, const std::uint8_t* 
     _mm_sfence();
     return done;
 }
+
+KV_STREAM_TARGET void stream_copy(std::uint8_t* to, const std::uint8_t* from, std::size_t size) {
+    const std::size_t head = std::min(size, (32 - reinterpret_cast<std::uintptr_t>(to) % 32) % 32);
+    std::memcpy(to, from, head);
+    std::size_t done = head;
+    for (; size - done >= 64; done += 64) {
+        const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + done));
+        const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + done + 32));
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(to + done), low);
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(to + done + 32), high);
+    }
+    std::memcpy(to + done, from + done, size - done);
+    _mm_sfence();
+}
 #endif
 
 bool can_stream() {
@@ -217,6 +231,16 @@ std::uint32_t copy_state(std::uint8_t* to, const std::uint8_t* from, std::size_t
 
 std::uint32_t copy_crc32c(std::uint8_t* to, const std::uint8_t* from, std::size_t size, std::uint32_t crc) {
     return ~copy_state(to, from, size, ~crc, size >= kStreamMin && can_stream());
+}
+
+void copy_past_caches(std::uint8_t* to, const std::uint8_t* from, std::size_t size) {
+#if defined(__x86_64__)
+    if (can_stream()) {
+        stream_copy(to, from, size);
+        return;
+    }
+#endif
+    std::memcpy(to, from, size);
 }
 
 void copy_slices_crc32c(const std::vector<SlicesCopy>& blocks, const SlicesShape& shape, std::uint32_t* crcs) {

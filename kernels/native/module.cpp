@@ -161,6 +161,13 @@ std::uint32_t copy_crc32c(const py::object& target, const py::object& source, st
     return kv::copy_crc32c(to.data(), from.data(), from.size(), crc);
 }
 
+void copy_past_caches(const py::object& target, const py::object& source) {
+    const Bytes to(target, "target", true), from(source, "source", false);
+    if (to.size() < from.size()) throw py::value_error("target is smaller than source");
+    const py::gil_scoped_release released;
+    kv::copy_past_caches(to.data(), from.data(), from.size());
+}
+
 // The checksums of all slices as little-endian 32-bit numbers, block by block. `lengths` is slices, bytes of one, and
 // the strides of target and source.
 py::bytes copy_slices_crc32c(const py::list& targets, const py::list& sources,
@@ -221,5 +228,6 @@ PYBIND11_MODULE(_native, module) {
     module.def("crc32c", &crc32c);
     module.def("read_all", &read_all);
     module.def("copy_crc32c", &copy_crc32c);
+    module.def("copy_past_caches", &copy_past_caches);
     module.def("copy_slices_crc32c", &copy_slices_crc32c);
 }

@@ -16,11 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.core.errors import InvalidArgument
+from kvstore.kernels import native
 
 Bytes = NDArray[np.uint8]
 
 PARALLEL_BYTES_MIN: Final = 2 << 20
 """Below this a second thread costs more than it saves."""
+
+STREAM_BYTES_MIN: Final = 256 << 10
+"""From here on a payload is copied past the caches, which are too small for a batch of such."""
+
+_STREAMS: Final = native.available()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,9 @@ def slices_view(memory: Bytes, run: Run) -> Bytes:
 
 def copy_pair(source: Bytes, destination: Bytes) -> None:
     """Copy between two views of the same number of bytes; the GIL is free meanwhile."""
+    if source.size >= STREAM_BYTES_MIN and _STREAMS and source.flags.c_contiguous and destination.flags.c_contiguous:
+        native.copy_past_caches(destination, source)
+        return
     np.copyto(destination, source.reshape(destination.shape) if source.ndim <= destination.ndim else source)
 
 

@@ -190,6 +190,22 @@ def test_slices_of_many_blocks_are_copied_and_summed(
 
 
 @needs_native
+@pytest.mark.parametrize("offset", [0, 1, 32])
+@pytest.mark.parametrize("size", [0, 5, 63, 64, 65, 4096, 70_001])
+def test_copies_past_the_caches(offset: int, size: int) -> None:
+    source = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    target = np.full(offset + size + 64, 0xEE, np.uint8)
+    native.copy_past_caches(target[offset:], source)
+    assert (target[offset : offset + size] == source).all()
+    assert (target[offset + size :] == 0xEE).all()
+    assert (target[:offset] == 0xEE).all()
+    with pytest.raises(ValueError, match="smaller"):
+        native.copy_past_caches(target[:size], np.zeros(size + 1, np.uint8))
+    with pytest.raises(ValueError, match="target"):
+        native.copy_past_caches(bytes(size), source)
+
+
+@needs_native
 def test_slices_that_do_not_fit_are_refused() -> None:
     good = [np.zeros(20, np.uint8)]
     for targets, sources, lengths, words in (
