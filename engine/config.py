@@ -18,6 +18,8 @@ class EngineConfig:
     ``private_bytes``   most memory of the engine's own pool, used only while the cache gives none
     ``retry_s``         shortest and longest pause between attempts to reach a cache that was lost
     ``wait_ms``         longest sleep on a job of the cache when no request can run
+    ``device``          "cpu", "cuda", or "auto": a GPU if the cache's DEVICE is on one, else the CPU. "cuda" without a
+                        cache is torch's current GPU. **No GPU has been tried yet**
     ``policy``          how the namespace is kept; None leaves the choice to the cache
     ``codec``           of blocks below DEVICE, "raw" or "int8"; None takes the one of the model's spec
     ``raw_layers``      layers that stay raw in int8 blocks, ascending; none takes those of the model's spec
@@ -33,6 +35,7 @@ class EngineConfig:
     private_bytes: int = 1 << 30
     retry_s: tuple[float, float] = (0.1, 5.0)
     wait_ms: int = 20
+    device: str = "auto"
     policy: NamespacePolicy | None = None
     codec: str | None = None
     raw_layers: tuple[int, ...] = ()
@@ -47,6 +50,8 @@ class EngineConfig:
         for name in ("private_bytes", "raw_first_tokens", "recent_raw_tokens"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(f"config.{name}", getattr(self, name), "0 or more")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise InvalidArgument("config.device", repr(self.device), "auto, cpu or cuda")
         if not 0 <= self.retry_s[0] <= self.retry_s[1]:
             raise InvalidArgument("config.retry_s", self.retry_s, "two times in seconds, the shorter one first")
 

@@ -76,14 +76,14 @@ class Engine:
         self.counters = Counters()
         self._spec = self._config.spec_for(model.spec)
         self._link = CacheLink(cache, self._spec, self._config, clock or MonotonicClock())
+        self._link.attach()
         self._blocks = BlockManager(
             self._link, self._spec, self._config.private_bytes, self.counters, self._config.recent_raw_tokens
         )
         self._scheduler = Scheduler(self._config, self._blocks, self._link, self.counters)
-        self._runner = ModelRunner(model)
+        self._runner = ModelRunner(model, self._link.device)
         self._next_id = 1
         self._ended: list[TokenOutput] = []
-        self._link.attach()
 
     @property
     def has_work(self) -> bool:
@@ -135,7 +135,7 @@ class Engine:
             if not shares:
                 self._scheduler.wait()
                 return outputs
-            step = build_step(shares, self._spec)
+            step = build_step(shares, self._spec, self._link.device)
             logits = self._runner.run(step)
             self._link.confirm()
         except LinkLost:

@@ -21,12 +21,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+import torch
+
 from kvstore.core.clock import Clock
 from kvstore.core.errors import InvalidArgument, KVStoreError, NamespaceMismatch, Unavailable
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, LeaseId, NamespaceId
 from kvstore.engine.config import EngineConfig
-from kvstore.engine.memory import Region
+from kvstore.engine.memory import CPU, Region, map_areas
 from kvstore.store.api import Cache
 
 LOG: Final = logging.getLogger("kvstore.engine")
@@ -54,6 +56,7 @@ class CacheLink:
         self._generation = 0
         self._pause = config.retry_s[0]
         self._regions: dict[Area, Region] = {}
+        self._device: torch.device | None = None
         self.namespace: NamespaceId = spec.namespace_id
         self.pins = LeaseId(0)
         self.moved = LeaseId(0)
@@ -77,9 +80,8 @@ class CacheLink:
         try:
             opened = self._cache.open_namespace(self._spec, policy=self._config.policy_asked)
             self._generation = self._generation_now()
-            self._regions = {
-                area: Region(self._cache.memory(area), self._spec.layers) for area in (Area.DEVICE, Area.HOST)
-            }
+            self._regions = map_areas(self._cache, self._spec.layers)
+            self._check_device(self._regions[Area.DEVICE].device)
             self._renewed_at = self._clock.now()
             self.pins = self._cache.grant_lease(f"{self._config.name}:pins", self._config.lease_ttl_ms)
             self.moved = self._cache.grant_lease(f"{self._config.name}:moved", self._config.lease_ttl_ms)
@@ -126,6 +128,32 @@ class CacheLink:
         for begin in range(0, len(keys), BATCH_KEYS_MAX):
             part = keys[begin : begin + BATCH_KEYS_MAX]
             self.call(lambda cache, part=part: cache.release(lease, self.namespace, part))  # type: ignore[misc]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the engine computes; settled by the first call, or by the first cache that was attached before it.
+
+        Raises InvalidArgument if "cuda" was asked for and torch has none.
+        """
+        if self._device is None:
+            self._device = CPU
+            if self._config.device == "cuda":
+                if not torch.cuda.is_available():
+                    raise InvalidArgument("config.device", "cuda", "auto or cpu, since torch has no CUDA device")
+                self._device = torch.device("cuda", torch.cuda.current_device())
+        return self._device
+
+    def _check_device(self, found: torch.device) -> None:
+        """Keep the engine on one device. Raises InvalidArgument where another one was asked for, else Unavailable."""
+        if self._config.device not in ("auto", found.type):
+            raise InvalidArgument("config.device", self._config.device, f"auto or {found.type}, where DEVICE lies")
+        if self._device not in (None, found):
+            raise Unavailable(f"DEVICE lies on {found} and the engine was begun on {self._device}: begin it again")
+        self._device = found
+
+    def reaches(self, area: Area) -> bool:
+        """Whether kernels can read the area in place."""
+        return area in self._regions
 
     def region(self, area: Area) -> Region:
         """The mapped area; valid while the link is up."""

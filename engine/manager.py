@@ -49,7 +49,7 @@ class BlockManager:
         self._link = link
         self._tokens = spec.block_tokens
         self._layout = BlockLayout.of(spec)
-        self._pool = PrivatePool(self._layout, private_bytes)
+        self._pool = PrivatePool(self._layout, private_bytes, link.device)
         self._counters = counters
         self._registry: dict[BlockKey, Block] = {}
         self._recent_tokens = recent_tokens
@@ -117,7 +117,7 @@ class BlockManager:
 
         A block whose child is still in DEVICE cannot leave it, and a child always came into the registry later.
         """
-        if self._stuck:
+        if self._stuck or not self._link.reaches(Area.HOST):
             return Room(0, self.moving)
         kept = self._recent()
         on_device = (
@@ -215,8 +215,9 @@ class BlockManager:
         if not found:
             sequence.prefix_settled = True
             return True
+        target = Target.IN_PLACE if self._link.reaches(Area.HOST) else Target.DEVICE
         result = self._link.call(
-            lambda cache: cache.fetch(self._link.namespace, found, Target.IN_PLACE, lease_id=self._link.pins)
+            lambda cache: cache.fetch(self._link.namespace, found, target, lease_id=self._link.pins)
         )
         job = PrefixJob(tuple(found), matched.residency, sequence)
         if Outcome.PENDING in result.outcomes:

@@ -1,42 +1,89 @@
 """Memory that holds blocks, as tensors and addresses: the areas of the cache, and the engine's own pool.
 
-The pool is anonymous memory of the shape of the DEVICE area. It is used only while the cache gives no place (it is
-gone, drains, or is full of what others hold), and what lies in it is never shared.
+DEVICE is memory of this host, or of a GPU (**not run on hardware yet**): then the engine computes there, and reads HOST
+in place through the GPU's own address of it.
+
+The pool is anonymous memory of the shape of the DEVICE area, on the same device. It is used only while the cache gives
+no place (it is gone, drains, or is full of what others hold), and what lies in it is never shared.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 from typing import Final
 
 import numpy as np
 import torch
 
+from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import BlockLayout
+from kvstore.core.types import Area
+from kvstore.store.api import Cache
+from kvstore.tiers.device_ipc import PinnedHost
+from kvstore.tiers.host import locked_memory_hint
+
+LOG: Final = logging.getLogger("kvstore.engine")
+CPU: Final = torch.device("cpu")
 
 _DTYPES: Final = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Region:
-    """A stretch of this process's memory. Holds the mapping alive; ``layers`` is the blocks' number of slices."""
+    """A stretch of memory. Holds the mapping alive; ``layers`` is the blocks' number of slices.
 
-    def __init__(self, memory: memoryview | mmap.mmap, layers: int) -> None:
-        data = np.frombuffer(memory, dtype=np.uint8)
-        self.address = int(data.ctypes.data)
+    ``memory`` is a flat uint8 tensor, or this process's memory. ``address`` is where kernels find the first byte:
+    with ``pinned``, those of the GPU.
+    """
+
+    def __init__(
+        self, memory: memoryview | mmap.mmap | torch.Tensor, layers: int, pinned: PinnedHost | None = None
+    ) -> None:
         self.layers = layers
-        self.nbytes = data.nbytes
-        self._data = data
+        self._pinned = pinned
+        self._data = memory if isinstance(memory, torch.Tensor) else np.frombuffer(memory, dtype=np.uint8)
+        self.nbytes = self._data.nbytes
+        if isinstance(self._data, torch.Tensor):
+            self.device, self.address = self._data.device, self._data.data_ptr()
+        else:
+            self.device = CPU
+            self.address = int(self._data.ctypes.data) if pinned is None else pinned.address
 
     def elements(self, dtype: str) -> torch.Tensor:
         """The whole stretch as a flat tensor of ``dtype``; writable memory only."""
-        return torch.from_numpy(self._data).view(_DTYPES[dtype])
+        flat = self._data if isinstance(self._data, torch.Tensor) else torch.from_numpy(self._data)
+        return flat.view(_DTYPES[dtype])
+
+
+def map_areas(cache: Cache, layers: int) -> dict[Area, Region]:
+    """DEVICE and HOST of the cache; without HOST if DEVICE is on a GPU that can not read this host's memory.
+
+    Raises Unavailable if an area can not be mapped.
+    """
+    # Only a client of a daemon can have DEVICE on a GPU.
+    device_tensor = getattr(cache, "device_tensor", None)
+    tensor = device_tensor() if device_tensor is not None else None
+    if tensor is None:
+        return {area: Region(cache.memory(area), layers) for area in (Area.DEVICE, Area.HOST)}
+    regions = {Area.DEVICE: Region(tensor, layers)}
+    memory = cache.memory(Area.HOST)
+    try:
+        pinned = PinnedHost(memory, tensor.device.index or 0)
+    except Unavailable as error:
+        LOG.warning(
+            "the GPU can not read HOST in place (%s), so blocks go to DEVICE first: %s", error, locked_memory_hint()
+        )
+    else:
+        regions[Area.HOST] = Region(memory, layers, pinned)
+    return regions
 
 
 class PrivatePool:
-    """Equal pieces of anonymous memory, mapped at first use; pages are given back when the last piece is freed."""
+    """Equal pieces of anonymous memory, mapped at first use; on a host, pages go when the last piece is freed."""
 
-    def __init__(self, layout: BlockLayout, bytes_max: int) -> None:
+    def __init__(self, layout: BlockLayout, bytes_max: int, device: torch.device = CPU) -> None:
         self._layout = layout
+        self._device = device
         self._blocks_max = bytes_max // layout.device_bytes
         self._memory: mmap.mmap | None = None
         self._region: Region | None = None
@@ -47,8 +94,12 @@ class PrivatePool:
     def region(self) -> Region:
         """The pool's memory, mapped now if it was not."""
         if self._region is None:
-            self._memory = mmap.mmap(-1, max(1, self._blocks_max) * self._layout.device_bytes)
-            self._region = Region(self._memory, self._layout.layers)
+            nbytes = max(1, self._blocks_max) * self._layout.device_bytes
+            if self._device.type == "cuda":
+                self._region = Region(torch.empty(nbytes, dtype=torch.uint8, device=self._device), self._layout.layers)
+            else:
+                self._memory = mmap.mmap(-1, nbytes)
+                self._region = Region(self._memory, self._layout.layers)
             self._free = list(range(self._blocks_max - 1, -1, -1))
         return self._region
 

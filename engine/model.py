@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import torch
 
+from kvstore.engine.memory import CPU
 from kvstore.engine.step import StepInput
 from kvstore.engine.weights import Model
 
 
 class ModelRunner:
-    """Runs a Model. The module's own cache is not used: K and V live in the blocks."""
+    """Runs a Model on ``device``, where its module is moved. Its own cache is not used: K and V live in the blocks."""
 
-    def __init__(self, model: Model) -> None:
-        self._network = model.network
+    def __init__(self, model: Model, device: torch.device = CPU) -> None:
+        self._network = model.network.to(device)
+        self._device = device
 
     @torch.inference_mode()
     def run(self, step: StepInput) -> torch.Tensor:
-        """Compute the step's tokens, writing their K and V into their blocks.
+        """Compute the step's tokens, writing their K and V into their blocks, which are written when this returns.
 
-        Returns logits fp32 [rows, vocabulary] of the wanted rows. With no rows wanted the output layer is skipped
-        and the result is empty.
+        Returns logits fp32 [rows, vocabulary] of the wanted rows, on the CPU. With no rows wanted the output layer is
+        skipped and the result is empty.
         """
         network = self._network if len(step.rows) else self._network.get_decoder()
         wanted = {"logits_to_keep": step.rows} if len(step.rows) else {}
@@ -30,7 +32,10 @@ class ModelRunner:
             paged_step=step.attention,
             **wanted,
         )
+        if self._device.type == "cuda":
+            # What is committed next is read by other processes, which know nothing of this stream.
+            torch.cuda.current_stream(self._device).synchronize()
         if not wanted:
             return torch.empty(0, 0)
         logits: torch.Tensor = answer.logits[0]
-        return logits.float()
+        return logits.float().cpu()

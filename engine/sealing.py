@@ -101,7 +101,8 @@ class Sealing:
         surplus: list[BlockKey] = []
         for candidate, outcome, existed, place in zip(new, result.outcomes, result.existed, result.places, strict=True):
             pinned = outcome is Outcome.HIT and place is not None
-            if pinned and place is not None and candidate.index == candidate.sequence.table.sealed:
+            readable = pinned and place is not None and self._link.reaches(place.area)
+            if readable and place is not None and candidate.index == candidate.sequence.table.sealed:
                 self._seal(candidate, place, existed=existed)
                 continue
             # The reservation is gone with the bytes; a block after a refused one is of no use to its sequence.

@@ -12,6 +12,7 @@ import torch
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import Codec
 from kvstore.engine.attention import AttentionStep
+from kvstore.engine.memory import CPU
 from kvstore.engine.scheduler import Share
 from kvstore.engine.writer import KvWriter, WriteRun
 from kvstore.kernels.paged import PagedBatch
@@ -30,8 +31,8 @@ class StepInput:
     attention: AttentionStep
 
 
-def build_step(shares: Items[Share], spec: NamespaceSpec) -> StepInput:
-    """Lay the shares' tokens side by side. Rows are wanted for the last token of each share that draws."""
+def build_step(shares: Items[Share], spec: NamespaceSpec, device: torch.device = CPU) -> StepInput:
+    """Lay the shares' tokens side by side, on ``device``. Rows are wanted for the last token of a share that draws."""
     geometry, layout = spec.geometry, BlockLayout.of(spec)
     counts = np.array([share.count for share in shares])
     ends = np.cumsum(counts)
@@ -41,10 +42,10 @@ def build_step(shares: Items[Share], spec: NamespaceSpec) -> StepInput:
     firsts = (ends - counts).tolist()
     runs = [r for s, row in zip(shares, firsts, strict=True) for r in _runs(s, row, geometry.block_tokens)]
     return StepInput(
-        torch.tensor([tokens]),
-        torch.from_numpy(positions)[None],
-        torch.tensor(rows, dtype=torch.int64),
-        AttentionStep(KvWriter(runs, geometry, layout.raw_slice_stride), _batches(shares, ends, spec, layout)),
+        torch.tensor([tokens], device=device),
+        torch.from_numpy(positions)[None].to(device),
+        torch.tensor(rows, dtype=torch.int64, device=device),
+        AttentionStep(KvWriter(runs, geometry, layout.raw_slice_stride), _batches(shares, ends, spec, device)),
     )
 
 
@@ -62,14 +63,14 @@ def _runs(share: Share, row: int, block_tokens: int) -> list[WriteRun]:
 
 
 def _batches(
-    shares: Items[Share], ends: npt.NDArray[np.int64], spec: NamespaceSpec, layout: BlockLayout
+    shares: Items[Share], ends: npt.NDArray[np.int64], spec: NamespaceSpec, device: torch.device
 ) -> list[tuple[PagedBatch, ...]]:
     """For each layer one batch a codec that occurs; raw always, since a step's own tokens lie raw.
 
     An op finds layer ``l`` at ``address + l * stride`` of its codec. Where some layers of a coded block stay raw, that
     is not where it lies: addresses are shifted so that it is, and layers of the same shift share a batch.
     """
-    size = spec.block_tokens
+    size, layout = spec.block_tokens, BlockLayout.of(spec)
     contexts = [share.sequence.computed + share.count for share in shares]
     tables = [s.sequence.table.blocks[: -(-context // size)] for s, context in zip(shares, contexts, strict=True)]
     width = max(len(table) for table in tables)
@@ -78,12 +79,13 @@ def _batches(
     for row, table in enumerate(tables):
         addresses[row, : len(table)] = [block.address for block in table]
         codecs[row, : len(table)] = [block.codec for block in table]
-    starts = torch.arange(0, width * size, size, dtype=torch.int32).expand(len(shares), width).contiguous()
-    offsets = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
-    lengths = torch.tensor(contexts, dtype=torch.int32)
+    starts = torch.arange(0, width * size, size, dtype=torch.int32, device=device)
+    starts = starts.expand(len(shares), width).contiguous()
+    offsets = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)).to(device)
+    lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
 
     def batch(codec: Codec, chosen: npt.NDArray[np.int64]) -> PagedBatch:
-        return PagedBatch(torch.from_numpy(chosen), starts, offsets, lengths, spec.geometry, codec.word)
+        return PagedBatch(torch.from_numpy(chosen).to(device), starts, offsets, lengths, spec.geometry, codec.word)
 
     raw, coded = (np.where(codecs == codec, addresses, 0) for codec in (Codec.RAW, Codec.INT8))
     if not coded.any():

@@ -61,7 +61,8 @@ class KvWriter:
         channels = torch.arange(dim)
         keys = heads + (bases + places)[None, :, None] + channels * tokens
         values = heads + (bases + geometry.head_elements + places * dim)[None, :, None] + channels
-        return region.elements(geometry.dtype), rows, torch.stack((keys, values)).flatten()
+        index = torch.stack((keys, values)).flatten()
+        return region.elements(geometry.dtype), rows.to(region.device), index.to(region.device)
 
 
 def _views(run: WriteRun, geometry: SliceGeometry, stride: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -37,6 +37,7 @@ class Runtime(Protocol):
     def cudaSetDevice(self, device: int) -> int: ...  # noqa: N802, D102
     def cudaMalloc(self, address: object, nbytes: object) -> int: ...  # noqa: N802, D102
     def cudaFree(self, address: object) -> int: ...  # noqa: N802, D102
+    def cudaDeviceSynchronize(self) -> int: ...  # noqa: N802, D102
     def cudaIpcGetMemHandle(self, handle: object, address: object) -> int: ...  # noqa: N802, D102
     def cudaMemcpy(self, to: object, source: object, nbytes: object, kind: int) -> int: ...  # noqa: N802, D102
     def cudaHostRegister(self, address: object, nbytes: object, flags: int) -> int: ...  # noqa: N802, D102
@@ -98,7 +99,11 @@ class CudaDeviceArena:
         self._call("cudaMalloc", self._runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(self.capacity_bytes)))
         self._address = address.value or 0
         handle = (ctypes.c_char * IPC_HANDLE_BYTES)()
-        self._call("cudaIpcGetMemHandle", self._runtime.cudaIpcGetMemHandle(ctypes.byref(handle), address))
+        try:
+            self._call("cudaIpcGetMemHandle", self._runtime.cudaIpcGetMemHandle(ctypes.byref(handle), address))
+        except TierError:
+            self.close()
+            raise
         self.ipc_handle = bytes(handle.raw)
 
     @property
@@ -168,6 +173,8 @@ class CudaDeviceArena:
         to, source = (device, host) if kind == _HOST_TO_DEVICE else (host, device)
         self._call("cudaSetDevice", self._runtime.cudaSetDevice(self.device))
         self._call("cudaMemcpy", self._runtime.cudaMemcpy(to, source, ctypes.c_size_t(len(staged)), kind))
+        # A copy from pageable memory may return before it has reached the device, and its reader is another process.
+        self._call("cudaDeviceSynchronize", self._runtime.cudaDeviceSynchronize())
 
     def _call(self, name: str, code: int) -> None:
         if code:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 
+import torch
+
 
 class FakeRuntime:
     """Device memory is a ctypes buffer. ``fail`` names a call that answers an error."""
@@ -14,6 +16,8 @@ class FakeRuntime:
         self.fail = ""
         self.memory = ctypes.create_string_buffer(0)
         self.registered: dict[int, int] = {}
+        self.flags = 0
+        self.host_shift = 0
 
     def _called(self, name: str) -> int:
         self.calls.append(name)
@@ -30,6 +34,20 @@ class FakeRuntime:
     def cudaFree(self, address) -> int:
         return self._called("cudaFree")
 
+    def cudaDeviceSynchronize(self) -> int:
+        return self._called("cudaDeviceSynchronize")
+
+    def cudaIpcOpenMemHandle(self, address, handle, flags) -> int:
+        code = self._called("cudaIpcOpenMemHandle")
+        if not code:
+            assert (bytes(handle), flags) == (bytes(range(64)), 1)
+            address._obj.value = ctypes.addressof(self.memory)
+        return code
+
+    def cudaIpcCloseMemHandle(self, address) -> int:
+        assert address.value == ctypes.addressof(self.memory)
+        return self._called("cudaIpcCloseMemHandle")
+
     def cudaIpcGetMemHandle(self, handle, address) -> int:
         handle._obj.raw = bytes(range(64))
         return self._called("cudaIpcGetMemHandle")
@@ -41,9 +59,26 @@ class FakeRuntime:
         return code
 
     def cudaHostRegister(self, address, nbytes, flags) -> int:
-        self.registered[address.value] = nbytes.value
-        return self._called("cudaHostRegister")
+        code = self._called("cudaHostRegister")
+        if not code:
+            self.registered[address.value] = nbytes.value
+            self.flags = flags
+        return code
+
+    def cudaHostGetDevicePointer(self, address, host, flags) -> int:
+        assert flags == 0
+        address._obj.value = host.value + self.host_shift
+        return self._called("cudaHostGetDevicePointer")
 
     def cudaHostUnregister(self, address) -> int:
         del self.registered[address.value]
         return self._called("cudaHostUnregister")
+
+
+def tensor_of(mapped, *, device):
+    """What torch.as_tensor does for memory of a device, on the fake one: the tensor keeps ``mapped`` alive."""
+    interface = mapped.__cuda_array_interface__
+    (nbytes,) = interface["shape"]
+    buffer = (ctypes.c_ubyte * nbytes).from_address(interface["data"][0])
+    buffer.owner = mapped
+    return torch.frombuffer(buffer, dtype=torch.uint8)

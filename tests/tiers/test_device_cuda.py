@@ -78,3 +78,18 @@ def test_host_memory_is_registered_and_let_go():
     arena = HostArena(4 << 20, pin=device_cuda.pin(runtime))
     assert any("cudaHostRegister answered 2" in warning for warning in arena.warnings)
     arena.close()
+
+
+def test_a_block_has_reached_the_device_when_decode_returns():
+    runtime = FakeRuntime()
+    arena = CudaDeviceArena(1 << 20, runtime=runtime)
+    arena.decode(0, LAYOUT, SPEC, Codec.RAW, memoryview(bytearray(LAYOUT.device_bytes)))
+    assert runtime.calls[-2:] == ["cudaMemcpy", "cudaDeviceSynchronize"]
+
+
+def test_an_allocation_that_can_not_be_shared_is_given_back():
+    runtime = FakeRuntime()
+    runtime.fail = "cudaIpcGetMemHandle"
+    with pytest.raises(TierError):
+        CudaDeviceArena(1 << 20, runtime=runtime)
+    assert runtime.calls[-1] == "cudaFree"
