@@ -1,7 +1,8 @@
-"""``python -m kvstore.tools.crashtest --loops N --seed S``: kill -9 at random moments; what was acknowledged stays.
+"""``python -m kvstore.tools.crashtest``: kill -9 at random moments; what was acknowledged stays, the cap is kept.
 
 Each loop forks a worker, kills it after a random time (now and then before it has recovered), and forks a judge that
-reopens the directory and compares. Exit status 0 if nothing was corrupt, lost or resurrected and the cap was kept.
+reopens the directory and compares. The directory's size is taken again and again while the worker is stopped. Exit
+status 0 if nothing was corrupt, lost or resurrected and the cap was kept.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from kvstore.tiers.ssd import SsdConfig
+from kvstore.tools.crashtest.daemon import Torture
 from kvstore.tools.crashtest.events import Event, unpack
 from kvstore.tools.crashtest.judge import Expected, Verdict, du, judge
 from kvstore.tools.crashtest.worker import Worker
@@ -32,6 +35,8 @@ CONFIG: Final = SsdConfig(
     journal_bytes=256 << 10, read_threads=4, write_threads=4, io_bytes=1 << 20, read_bytes_in_flight=8 << 20,
     write_bytes_in_flight=8 << 20, io_deadline_s=30.0,
 )  # fmt: skip
+SAMPLE_SECONDS: Final = 0.1
+"""How often a worker is stopped to measure the directory."""
 LIFE_SECONDS: Final = (0.05, 2.5)
 """A worker is killed after a random time between these; recovery takes some hundredths of the first."""
 
@@ -51,6 +56,7 @@ class Tally:
     corrupt: int = 0
     lost: int = 0
     phantoms: int = 0
+    du_samples: int = 0
     du_bytes_max: int = 0
     recovery_seconds_max: float = 0.0
     faults: list[str] = field(default_factory=list)
@@ -90,6 +96,13 @@ class Tally:
             elif event is Event.REWRITTEN:
                 self.segments_rewritten += value
         self.killed_in_recovery += all(event is not Event.READY for event, _ in events)
+
+    def measure(self, nbytes: int, cap_bytes: int) -> None:
+        """Take the size of the directory at one moment."""
+        self.du_samples += 1
+        self.du_bytes_max = max(self.du_bytes_max, nbytes)
+        if nbytes > cap_bytes:
+            self.faults.append(f"du says {nbytes} bytes under work, over the cap of {cap_bytes}")
 
     def take(self, verdict: Verdict) -> None:
         """Take what the judge found: what is there must stay, what is not must never come back."""
@@ -131,11 +144,34 @@ def read_until(fd: int, end: float | None) -> bytes:
         parts.append(data)
 
 
+def watch(worker: tuple[int, int], end: float, directory: str, tally: Tally) -> bytes:
+    """What a worker (pid and pipe) tells until a time or its end, stopping it now and then to measure the directory."""
+    pid, pipe = worker
+    told, sample = b"", time.monotonic() + SAMPLE_SECONDS
+    while time.monotonic() < end:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, min(end, sample) - time.monotonic()))
+        if ready:
+            some = os.read(pipe, 1 << 20)
+            if not some:
+                break
+            told += some
+        elif time.monotonic() >= sample:
+            os.kill(pid, signal.SIGSTOP)
+            _, status = os.waitpid(pid, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                raise ChildProcessError(f"the worker ended by itself with {os.waitstatus_to_exitcode(status)}")
+            if os.path.isdir(directory):
+                tally.measure(du(directory), CONFIG.capacity_bytes)
+            os.kill(pid, signal.SIGCONT)
+            sample = time.monotonic() + SAMPLE_SECONDS
+    return told
+
+
 def run_loop(directory: str, tally: Tally, chance: random.Random) -> None:
     """One worker, one kill, one judge."""
     seeds = (chance.randrange(1 << 30), tally.next_seed)
     pid, pipe = in_child(lambda writing: Worker(directory, CONFIG, writing, seeds).run())
-    told = read_until(pipe, time.monotonic() + chance.uniform(*LIFE_SECONDS))
+    told = watch((pid, pipe), time.monotonic() + chance.uniform(*LIFE_SECONDS), directory, tally)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     told += read_until(pipe, None)
@@ -143,7 +179,7 @@ def run_loop(directory: str, tally: Tally, chance: random.Random) -> None:
     if not os.WIFSIGNALED(status):
         tally.faults.append(f"a worker ended by itself with status {os.waitstatus_to_exitcode(status)}")
     tally.hear(unpack(told))
-    tally.du_bytes_max = max(tally.du_bytes_max, du(directory))
+    tally.measure(du(directory), CONFIG.capacity_bytes)
     expected = Expected(frozenset(tally.must), frozenset(tally.may), tally.next_seed)
     clean = chance.random() < 0.3
     pid, pipe = in_child(lambda writing: _judge(writing, directory, expected, clean))
@@ -164,10 +200,8 @@ def _judge(pipe: int, directory: str, expected: Expected, clean: bool) -> None:
         data = data[os.write(pipe, data) :]
 
 
-def report(tally: Tally, seed: int, output: str) -> None:
+def report(values: dict[str, object], output: str) -> None:
     """Print the sums."""
-    values = {name: value for name, value in dataclasses.asdict(tally).items() if name not in ("must", "may")}
-    values |= {"seed": seed, "cap_bytes": CONFIG.capacity_bytes, "good": tally.good}
     if output == "json":
         print(json.dumps(values))
         return
@@ -175,27 +209,50 @@ def report(tally: Tally, seed: int, output: str) -> None:
         print(f"{name:24} {value}")
 
 
+class Tier:
+    """Torture of the tier alone; has what ``daemon.Torture`` has."""
+
+    cap_bytes = CONFIG.capacity_bytes
+
+    def __init__(self, folder: str, seed: int) -> None:
+        self._directory = os.path.join(folder, "ssd")
+        self._chance = random.Random(seed)
+        self.tally = Tally()
+
+    def run_loop(self) -> None:
+        """One worker, one kill, one judge."""
+        run_loop(self._directory, self.tally, self._chance)
+
+    def close(self) -> None:
+        """Nothing runs between loops."""
+
+
 def run(
     loops: Annotated[int, typer.Option(min=1, help="Kills.")] = 20,
+    minutes: Annotated[float, typer.Option(min=0, help="Go on for so long, whatever --loops says.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of all chance; printed again at the end.")] = 1,
+    daemon: Annotated[bool, typer.Option("--daemon", help="Kill a whole kvstored under clients.")] = False,
     directory: Annotated[str, typer.Option(help="Where to make the tier's folder; default: a temporary one.")] = "",
     output: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """Kill a working SSD tier again and again, and compare what is left with what it had acknowledged."""
+    """Kill a working SSD tier, or a daemon, again and again, and compare what is left with what it had acknowledged."""
     folder = tempfile.mkdtemp(prefix="crashtest-", dir=directory or None)
-    tally, chance = Tally(), random.Random(seed)
+    subject = Torture(Path(folder), seed) if daemon else Tier(folder, seed)
+    tally = subject.tally
     try:
-        for loop in range(loops):
-            run_loop(os.path.join(folder, "ssd"), tally, chance)
-            print(f"loop {loop + 1}: {tally.acks} acks, {tally.corrupt} corrupt, {tally.lost} lost", file=sys.stderr)
-            if not tally.good:
-                break
+        end, loop = time.monotonic() + 60 * minutes, 0
+        while tally.good and (time.monotonic() < end if minutes else loop < loops):
+            loop += 1
+            subject.run_loop()
+            print(f"loop {loop}: {tally.acks} acks, {tally.corrupt} corrupt, {tally.lost} lost", file=sys.stderr)
     finally:
+        subject.close()
         if tally.good:
             shutil.rmtree(folder)
         else:
             print(f"the folder is kept: {folder}", file=sys.stderr)
-    report(tally, seed, output)
+    values = {name: value for name, value in dataclasses.asdict(tally).items() if name not in ("must", "may")}
+    report(values | {"seed": seed, "cap_bytes": subject.cap_bytes, "good": tally.good}, output)
     raise typer.Exit(0 if tally.good else 1)
 
 
