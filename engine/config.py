@@ -27,6 +27,8 @@ class EngineConfig:
     ``recent_raw_tokens`` blocks wholly within the last so many tokens of a running sequence are never moved out of
                         DEVICE by the engine: they are raw for as long as they are there. Where DEVICE is too small for
                         the windows of all requests, requests are preempted, and the last one uses private memory
+    ``device_codec``    of full blocks on DEVICE, "raw" or "int8"; None leaves it to ``policy``. With "int8" a block is
+                        encoded when it is full, so the raw recent window is the open block and there can be no other
     """
 
     token_budget: int = 512
@@ -41,6 +43,7 @@ class EngineConfig:
     raw_layers: tuple[int, ...] = ()
     raw_first_tokens: int = 0
     recent_raw_tokens: int = 0
+    device_codec: str | None = None
     name: str = field(default="engine")
 
     def __post_init__(self) -> None:
@@ -52,6 +55,12 @@ class EngineConfig:
                 raise InvalidArgument(f"config.{name}", getattr(self, name), "0 or more")
         if self.device not in ("auto", "cpu", "cuda"):
             raise InvalidArgument("config.device", repr(self.device), "auto, cpu or cuda")
+        policy = self.policy_asked
+        if self.recent_raw_tokens and policy is not None and policy.device_codec != "raw":
+            raise InvalidArgument(
+                "config.recent_raw_tokens", self.recent_raw_tokens,
+                "0 with device_codec int8, which encodes each block on DEVICE as soon as it is full",
+            )  # fmt: skip
         if not 0 <= self.retry_s[0] <= self.retry_s[1]:
             raise InvalidArgument("config.retry_s", self.retry_s, "two times in seconds, the shorter one first")
 
@@ -62,6 +71,11 @@ class EngineConfig:
     @property
     def policy_asked(self) -> NamespacePolicy | None:
         """The policy with what has a setting of its own; None if nothing was asked for."""
-        if not self.raw_first_tokens:
+        if not self.raw_first_tokens and self.device_codec is None:
             return self.policy
-        return replace(self.policy or NamespacePolicy(), raw_first_tokens=self.raw_first_tokens)
+        policy = self.policy or NamespacePolicy()
+        return replace(
+            policy,
+            raw_first_tokens=self.raw_first_tokens or policy.raw_first_tokens,
+            device_codec=self.device_codec or policy.device_codec,
+        )

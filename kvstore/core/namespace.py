@@ -247,14 +247,20 @@ HEADER_FIXED_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespacePolicy:
-    """How a namespace is kept; no part of its identity."""
+    """How a namespace is kept; no part of its identity.
+
+    ``device_codec`` is the codec of committed blocks on DEVICE: "raw", or "int8" in a namespace of that codec.
+    """
 
     write: WritePolicy = WritePolicy.THROUGH
     durability: Durability = Durability.MEMORY
     raw_first_tokens: int = 0
     lossless: str = ""
+    device_codec: str = "raw"
 
     def __post_init__(self) -> None:
+        if self.device_codec not in CODECS:
+            raise InvalidArgument("policy.device_codec", repr(self.device_codec), f"one of {', '.join(CODECS)}")
         if self.lossless not in ("", "lz4"):
             raise InvalidArgument("policy.lossless", repr(self.lossless), '"" or "lz4"')
         if self.raw_first_tokens < 0:

@@ -124,6 +124,7 @@ def policy_of(message: common_pb2.NamespacePolicy) -> NamespacePolicy:
         durability=durability or default.durability,
         raw_first_tokens=message.raw_first_tokens,
         lossless=message.lossless,
+        device_codec=message.device_codec or default.device_codec,
     )
 
 
@@ -134,6 +135,7 @@ def policy_message(policy: NamespacePolicy) -> common_pb2.NamespacePolicy:
         durability=int(policy.durability),  # type: ignore[arg-type]
         raw_first_tokens=policy.raw_first_tokens,
         lossless=policy.lossless,
+        device_codec=policy.device_codec,
     )
 
 

@@ -64,6 +64,7 @@ def _namespace_message(report: NamespaceReport) -> admin_pb2.NamespaceInfo:
         layout=convert.layout_message(report.layout),
         blocks=report.blocks,
         blocks_by_tier=report.blocks_by_tier,
+        saved_bytes=report.saved_bytes,
     )
 
 

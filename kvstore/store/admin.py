@@ -98,6 +98,7 @@ class Admin:
             high_watermark=marks.high,
             low_watermark=marks.low,
             raw_bytes=book.raw_bytes[tier],
+            saved_bytes=book.raw_bytes[tier] - book.bytes[tier],
         )
 
     def namespaces(self) -> tuple[NamespaceReport, ...]:
@@ -107,6 +108,7 @@ class Admin:
                 NamespaceReport(
                     e.namespace_id, e.name, e.spec, e.policy, e.layout, e.blocks,
                     (e.blocks_by_tier[Tier.DEVICE], e.blocks_by_tier[Tier.HOST], e.blocks_by_tier[Tier.SSD]),
+                    e.saved_bytes,
                 )
                 for e in self._state.namespaces.entries
             )  # fmt: skip

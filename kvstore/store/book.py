@@ -19,12 +19,13 @@ from kvstore.store.history import Counters, EventLog, News, Tombstones
 from kvstore.store.index import HITS_MAX, NONE, PAGE, UNKNOWN, BlockIndex
 from kvstore.store.lifecycle import CopyState, Event
 from kvstore.store.lru import LruList
-from kvstore.store.namespaces import Namespace, NamespaceTable
+from kvstore.store.namespaces import Namespace, NamespaceTable, kind_of
 from kvstore.store.report import EventKind
 from kvstore.tiers.base import Arena, DiskHandle
 
 # Looked up by number on every fetch, where calling the enum would cost more than the rest of the step.
-_CODECS = tuple(Codec)
+_CODECS = tuple(Codec) * 2
+_DEVICE_CODECS = tuple(codec for codec in Codec for _ in Codec)
 
 _TIERS_OF = tuple(tuple(n for n in (1, 2, 3) if bits >> (n - 1) & 1) for bits in range(8))
 """Numbers of the tiers in a residency set."""
@@ -84,6 +85,20 @@ class Book:
         """Codec of the slot's copies below DEVICE (or that they would get)."""
         return _CODECS[self.index.codec[slot]]
 
+    def device_codec(self, slot: int) -> Codec:
+        """Codec of the slot's copy on DEVICE."""
+        return _DEVICE_CODECS[self.index.codec[slot]]
+
+    def set_codecs(self, slot: int, codec: Codec, device_codec: Codec) -> None:
+        """Say how the slot's copies are encoded; only of tiers where it has no READY copy may that change."""
+        index, kind = self.index, kind_of(codec, device_codec)
+        sizes, before = self.namespaces.entries[index.namespace[slot]].sizes, index.codec[slot]
+        index.codec[slot] = kind
+        for tier in Tier if kind != before else ():
+            if copy_number(slot, tier) in self.pins:
+                # A pin of a copy that is DOOMED counts as what the next one there will have.
+                self.pinned_bytes[tier] += sizes[tier][kind] - sizes[tier][before]
+
     def nbytes(self, slot: int, tier: Tier) -> int:
         """Bytes of the slot's copy in a tier."""
         index = self.index
@@ -118,7 +133,7 @@ class Book:
         elif index.parent[slot] == UNKNOWN and parent != UNKNOWN:
             index.adopt(slot, parent, depth)
         if not index.residency[slot]:
-            index.codec[slot] = namespace.codec_at(depth) if codec is None else codec
+            self.set_codecs(slot, namespace.codec_at(depth) if codec is None else codec, Codec.RAW)
             self.tombstones.forget(key)
         return slot
 
@@ -348,6 +363,7 @@ class Book:
         self.blocks[tier] += change
         self.bytes[tier] += change * namespace.sizes[tier][codec]
         self.raw_bytes[tier] += change * namespace.sizes[tier][Codec.RAW]
+        namespace.saved_bytes += change * (namespace.sizes[tier][Codec.RAW] - namespace.sizes[tier][codec])
 
 
 def copy_number(slot: int, tier: Tier) -> int:

@@ -19,7 +19,7 @@ from kvstore.core.types import (
     Tier,
     WritePolicy,
 )  # fmt: skip
-from kvstore.store import copies
+from kvstore.store import copies, shrink
 from kvstore.store.api import CommitEntry, CommitResult
 from kvstore.store.blockcopy import RawBlock, store_raw
 from kvstore.store.book import Copy, copy_number
@@ -47,6 +47,7 @@ class _Entry:
     slot: int = NONE
     place: Place | None = None
     copied: bool = False
+    device_codec: Codec = Codec.RAW
 
     def refuse(self, reason: Reason, outcome: Outcome = Outcome.MISS) -> None:
         self.outcome, self.reason = outcome, reason
@@ -113,14 +114,16 @@ class Commit:
     def _entry(self, given: CommitEntry, reservation: Reservation, depth: int) -> _Entry:
         codec = self._namespace.codec_at(depth)
         if reservation.area is Area.DEVICE:
-            return _Entry(given.key, given.parent, reservation, reservation.copy, codec)
+            return _Entry(given.key, given.parent, reservation, reservation.copy, codec, copied=True)
         reservation.copy.advance(Event.FILL)
         copy = Copy(Tier.HOST, self._namespace.bytes_in(Tier.HOST, codec))
         copy.advance(Event.FILL)
         return _Entry(given.key, given.parent, reservation, copy, codec)
 
     def copy(self) -> None:
-        """Copy what goes to HOST out of the buffer, with its checksums. Without the lock."""
+        """Copy what goes to HOST out of the buffer, with its checksums; encode on DEVICE. Without the lock."""
+        for entry in self._to_shrink():
+            self._shrink(entry)
         raw = [e for e in self._unknown() if e.codec is Codec.RAW or not self._encode(e)]
         self._take_all(raw)
         raw = [entry for entry in raw if entry.copy.place != NONE]
@@ -140,6 +143,28 @@ class Commit:
                         found.append(entry)
             # The buffer stays until ``publish``, even if its session ends.
             return found if self._session.buffer is not None else []
+
+    def _to_shrink(self) -> list[_Entry]:
+        """Entries on DEVICE that the policy wants encoded there."""
+        if self._namespace.policy.device_codec == "raw":
+            return []
+        with self._state.locked() as book:
+            return [
+                entry
+                for entry in self._entries
+                if entry.outcome is Outcome.PENDING
+                and entry.reservation.area is Area.DEVICE
+                and entry.codec is Codec.INT8
+                and ((slot := book.resident(entry.key, self._namespace)) == NONE or not book.has(slot, Tier.DEVICE))
+            ]
+
+    def _shrink(self, entry: _Entry) -> None:
+        coded = shrink.encode(self._movement, self._namespace, entry.copy.place)
+        if coded is not None:
+            # Not to be published if the writing fails.
+            entry.copied = False
+            shrink.replace(self._movement, self._namespace, entry.copy, coded)
+            entry.copied, entry.device_codec = True, Codec.INT8
 
     def _slices(self, entry: _Entry) -> memoryview:
         layout, buffer = self._namespace.layout, self._session.buffer
@@ -213,7 +238,7 @@ class Commit:
             return
         slot = book.resident(entry.key, self._namespace)
         entry.existed = slot != NONE
-        ready = entry.reservation.area is Area.DEVICE or entry.copied
+        ready = entry.copied
         if not entry.existed:
             if not ready:
                 # HOST had no room; or the block was resident when its copy was spared, and went meanwhile.
@@ -222,8 +247,12 @@ class Commit:
                 return
             slot = book.block(entry.key, parent, self._namespace, entry.codec)
         entry.outcome, entry.slot = Outcome.HIT, slot
-        same_codec = entry.copy.tier is Tier.DEVICE or book.codec(slot) is entry.codec
-        if ready and same_codec and book.copy_state(slot, entry.copy.tier) is CopyState.ABSENT:
+        tier, known = entry.copy.tier, book.codec(slot)
+        # On DEVICE a block is raw, or as it is below.
+        same_codec = known in (entry.device_codec, Codec.INT8) if tier is Tier.DEVICE else known is entry.codec
+        if ready and same_codec and book.copy_state(slot, tier) is CopyState.ABSENT:
+            if tier is Tier.DEVICE:
+                book.set_codecs(slot, known, entry.device_codec)
             book.set_ready(slot, entry.copy)
 
     def _give_back(self, entry: _Entry) -> None:

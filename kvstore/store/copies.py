@@ -74,20 +74,27 @@ def store_slices(
     return True
 
 
-def store_from_device(
+def store_from_device(  # noqa: PLR0913  one more than six, where a value of two fields would hide what is what
     namespace: Namespace,
     names: tuple[BlockKey, BlockKey],
     wanted: Codec,
     source: tuple[DeviceArena, int],
     stored: memoryview,
+    source_codec: Codec = Codec.RAW,
 ) -> Codec:
     """Make the stored block of ``names`` from the one at an offset of DEVICE, under ``wanted`` if that can hold it.
+
+    A source under ``source_codec`` INT8 is copied as it is; ``wanted`` is INT8 then.
 
     Returns the codec used; TierError if the block has to stay raw and ``stored`` has no room for that.
     """
     layout = namespace.layout
     slices = stored[layout.header_bytes :]
-    codec = source[0].encode(source[1], layout, namespace.spec, wanted, slices)
+    codec = wanted
+    if source_codec is Codec.RAW:
+        codec = source[0].encode(source[1], layout, namespace.spec, wanted, slices)
+    else:
+        source[0].read(source[1], slices[: layout.units_bytes(source_codec)])
     size, stride, _ = layout.of_codec(codec)
     pack_header(_header(namespace, names, codec, slice_crcs(slices, layout.units_of(codec), size, stride)), stored)
     return codec

@@ -197,7 +197,7 @@ class Loading:
             gone = Reason.TIER_UNAVAILABLE if resident else book.tombstones.reason(load.keys[position])
             load.settle(position, Outcome.MISS, gone)
             return
-        codec = Codec.RAW if source is Tier.DEVICE else book.codec(slot)
+        codec = book.device_codec(slot) if source is Tier.DEVICE else book.codec(slot)
         size, stride, _ = load.namespace.layout.of_codec(codec)
         units = load.namespace.layout.unit_range(codec, load.layers)
         nbytes = (units[1] - units[0]) * stride

@@ -14,10 +14,11 @@ from typing import Final
 
 from kvstore.core.types import BlockKey, Codec, Outcome, Reason, Tier
 from kvstore.store.book import Copy, copy_number
+from kvstore.store.lifecycle import CopyState
 from kvstore.store.namespaces import Namespace
 from kvstore.store.space import Space, Verdict, Victim
 from kvstore.store.state import State
-from kvstore.tiers.base import DiskTier
+from kvstore.tiers.base import DeviceArena, DiskTier
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,10 @@ Failures = dict[int, Reason]
 
 @dataclass(slots=True)
 class Fill:
-    """One claimed move: everything that the copying needs, read under the lock."""
+    """One claimed move: everything that the copying needs, read under the lock.
+
+    ``codec`` is the one below DEVICE, ``device_codec`` the one there where DEVICE is the source or the target.
+    """
 
     slot: int
     key: BlockKey
@@ -43,6 +47,7 @@ class Fill:
     source: Tier
     source_place: int
     copy: Copy
+    device_codec: Codec = Codec.RAW
     well: bool = False
 
 
@@ -53,6 +58,7 @@ class Movement:
         self.state = state
         self.space = space
         self.demotions: dict[Tier, Callable[[Sequence[int]], Failures]] = {}
+        self.device: DeviceArena | None = None
 
     # -- room ----------------------------------------------------------------------------------------------------
 
@@ -185,20 +191,23 @@ class Movement:
                     failures[slot] = self._why_not(slot)
                     continue
                 namespace, codec = book.namespace(slot), book.codec(slot)
-                copy = Copy(tier, namespace.bytes_in(tier, codec))
+                to_device = tier is Tier.DEVICE
+                device_codec = namespace.device_codec_of(codec) if to_device else book.device_codec(slot)
+                copy = Copy(tier, namespace.bytes_in(tier, codec, device_codec))
                 place = index.place[source][slot] if source is Tier.SSD else index.offset(slot, source)
                 book.io_begin(slot, source)
                 book.fill_begin(slot, copy)
-                claimed.append(
-                    Fill(slot, index.key_of(slot), index.parent_key(slot), namespace, codec, source, place, copy)
-                )
+                names = (index.key_of(slot), index.parent_key(slot))
+                claimed.append(Fill(slot, *names, namespace, codec, source, place, copy, device_codec))
         return claimed, waiting
 
     def _publish(self, fills: list[Fill]) -> None:
         with self.state.locked() as book:
             for fill in fills:
-                if fill.well and fill.copy.tier is not Tier.SSD:
-                    book.index.codec[fill.slot] = fill.codec
+                if fill.well and fill.copy.tier is not Tier.SSD and fill.copy.state is not CopyState.DOOMED:
+                    to_device = fill.copy.tier is Tier.DEVICE
+                    device_codec = fill.device_codec if to_device else book.device_codec(fill.slot)
+                    book.set_codecs(fill.slot, fill.codec, device_codec)
                 book.fill_end(fill.slot, fill.copy, well=fill.well)
                 book.io_end(fill.slot, fill.source)
             self.state.changed.notify_all()

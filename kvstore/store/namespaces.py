@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted, UnknownNamespace
-from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
+from kvstore.core.namespace import PAGE_BYTES, BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Codec, NamespaceId, Tier
+from kvstore.kernels.layout import align_up
 from kvstore.store.api import NearNamespace
 
 NAME_BYTES_MAX = 256
@@ -25,12 +26,15 @@ class Namespace:
     on_disk: bool = False
     blocks: int = 0
     blocks_by_tier: list[int] = field(default_factory=lambda: [0] * 4)
-    sizes: tuple[tuple[int, int], ...] = ()
-    """Bytes of one block by tier and codec; the entry of tier 0 is unused."""
+    saved_bytes: int = 0
+    """Bytes that the codecs of its copies save, over all tiers."""
+    sizes: tuple[tuple[int, ...], ...] = ()
+    """Bytes of one block by tier and ``kind_of`` its codecs; the entry of tier 0 is unused."""
 
     def __post_init__(self) -> None:
-        stored = (self.layout.raw_stored_bytes, self.layout.stored_bytes)
-        self.sizes = ((0, 0), (self.layout.device_bytes, self.layout.device_bytes), stored, stored)
+        raw, coded = self.layout.device_bytes, align_up(self.layout.units_bytes(Codec.INT8), PAGE_BYTES)
+        stored = (self.layout.raw_stored_bytes, self.layout.stored_bytes) * 2
+        self.sizes = ((0,) * 4, (raw, raw, coded, coded), stored, stored)
 
     @property
     def codec(self) -> Codec:
@@ -43,9 +47,18 @@ class Namespace:
         raw = (depth + 1) * tokens <= self.policy.raw_first_tokens
         return Codec.RAW if raw else self.codec
 
-    def bytes_in(self, tier: Tier, codec: Codec) -> int:
+    def device_codec_of(self, codec: Codec) -> Codec:
+        """Codec on DEVICE, as the policy is now, of a block with this codec below."""
+        return codec if self.policy.device_codec == "int8" else Codec.RAW
+
+    def bytes_in(self, tier: Tier, codec: Codec, device_codec: Codec = Codec.RAW) -> int:
         """Bytes of one block in a tier."""
-        return self.sizes[tier][codec]
+        return self.sizes[tier][kind_of(codec, device_codec)]
+
+
+def kind_of(codec: Codec, device_codec: Codec) -> int:
+    """One number for the codec of a block below DEVICE and the one of its copy there."""
+    return codec | device_codec << 1
 
 
 class NamespaceTable:
@@ -79,6 +92,8 @@ class NamespaceTable:
         """Raise what ``open`` would raise; change nothing."""
         if len(name.encode()) > NAME_BYTES_MAX:
             raise InvalidArgument("name", f"{len(name.encode())} bytes", f"at most {NAME_BYTES_MAX} bytes")
+        if policy is not None:
+            check_policy(spec, policy)
         bound = self._by_name.get(name) if name else None
         if bound is not None and bound.spec != spec:
             differing = ", ".join(bound.spec.differing_fields(spec))
@@ -115,3 +130,9 @@ class NamespaceTable:
         others = [e for e in self.entries if e.spec.model == spec.model and e.spec != spec]
         others.sort(key=lambda e: -e.blocks)
         return tuple(NearNamespace(e.namespace_id, spec.differing_fields(e.spec), e.blocks) for e in others[:16])
+
+
+def check_policy(spec: NamespaceSpec, policy: NamespacePolicy) -> None:
+    """Refuse what does not fit the spec."""
+    if policy.device_codec not in ("raw", spec.codec):
+        raise InvalidArgument("policy.device_codec", repr(policy.device_codec), f"raw, or the spec's {spec.codec}")

@@ -61,7 +61,7 @@ def pin_found(book: Book, load: Load, readable: int, why: Callable[[BlockKey], R
         if number not in pins:
             pins.add(number)
             fresh.append(number)
-        kind, offset = 2 * tier + codecs[slot], columns[tier][slot] * PAGE
+        kind, offset = 4 * tier + codecs[slot], columns[tier][slot] * PAGE
         if kind not in begins:
             area, first, stride, codec = place_of(book, slot, _TIERS[tier], load.layers[0])
             begins[kind] = first - offset, area, stride, codec

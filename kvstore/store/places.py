@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.core.types import Area, Codec, Place, Tier
+from kvstore.core.types import Area, Place, Tier
 from kvstore.store.book import Book
 
 
@@ -11,9 +11,8 @@ def place_of(book: Book, slot: int, tier: Tier, first_layer: int = 0) -> Place:
     layout = book.namespace(slot).layout
     offset = book.index.offset(slot, tier)
     if tier is Tier.DEVICE:
-        return Place(
-            Area.DEVICE, offset + layout.layer_offset(Codec.RAW, first_layer), layout.raw_slice_stride, Codec.RAW
-        )
+        codec = book.device_codec(slot)
+        return Place(Area.DEVICE, offset + layout.layer_offset(codec, first_layer), layout.of_codec(codec)[1], codec)
     codec = book.codec(slot)
     begin = layout.header_bytes + layout.layer_offset(codec, first_layer)
     return Place(Area.HOST, offset + begin, layout.of_codec(codec)[1], codec)

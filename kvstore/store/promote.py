@@ -28,7 +28,7 @@ class Promoter:
     def __init__(self, movement: Movement, device: DeviceArena | None) -> None:
         self._movement = movement
         self._state = movement.state
-        self.device = device
+        self.device = movement.device = device
         movement.demotions[Tier.DEVICE] = self.to_host
 
     def to_host(self, slots: Iterable[int]) -> Failures:
@@ -88,7 +88,8 @@ class Promoter:
         coded = fill.codec
         try:
             stored = host.view(fill.copy.place, fill.copy.nbytes)
-            fill.codec = copies.store_from_device(fill.namespace, names, coded, (device, fill.source_place), stored)
+            source = (device, fill.source_place)
+            fill.codec = copies.store_from_device(fill.namespace, names, coded, source, stored, fill.device_codec)
         except TierError:
             # The block has values that its codec can not hold, so it stays raw, which needs a larger range.
             host.free(fill.copy.place, fill.copy.nbytes)
@@ -158,7 +159,10 @@ class Promoter:
             layout = fill.namespace.layout
             source = host.view(fill.source_place + layout.header_bytes, layout.units_bytes(fill.codec))
             try:
-                device.decode(fill.copy.place, layout, fill.namespace.spec, fill.codec, source)
+                if fill.device_codec is Codec.RAW:
+                    device.decode(fill.copy.place, layout, fill.namespace.spec, fill.codec, source)
+                else:
+                    device.write(fill.copy.place, source)
             except TierError as error:
                 log.error("block %s can not be decoded (%s): %s", fill.key.hex(), fill.codec.word, error)
                 failures[fill.slot] = Reason.TIER_UNAVAILABLE

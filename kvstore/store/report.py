@@ -49,6 +49,7 @@ class TierReport:
     high_watermark: float = 0.0
     low_watermark: float = 0.0
     raw_bytes: int = 0
+    saved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class NamespaceReport:
     layout: BlockLayout
     blocks: int
     blocks_by_tier: tuple[int, int, int]
+    saved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Arena(Protocol):
 
 
 class DeviceArena(Arena, Protocol):
-    """The DEVICE tier: raw blocks at distances of ``raw_slice_stride``, where engines compute."""
+    """The DEVICE tier, where engines compute: blocks without headers, raw or (where the policy says so) INT8."""
 
     kind: str
     """ "memfd" or "cuda-ipc"; what a client needs to map it comes from ``export``."""
@@ -64,7 +64,13 @@ class DeviceArena(Arena, Protocol):
         """
 
     def decode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, source: memoryview) -> None:
-        """Fill the block at ``offset`` from the slices of a stored block under ``codec``."""
+        """Fill the raw block at ``offset`` from the slices of a stored block under ``codec``."""
+
+    def read(self, offset: int, out: memoryview) -> None:
+        """Copy bytes at ``offset`` out as they are."""
+
+    def write(self, offset: int, source: memoryview) -> None:
+        """Copy bytes to ``offset`` as they are."""
 
 
 @dataclass(frozen=True, slots=True)

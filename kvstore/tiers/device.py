@@ -1,6 +1,6 @@
 """The DEVICE tier without a GPU: a shared arena of the same shape, mapped writable by every engine of the node.
 
-Blocks here are raw slices only. ``encode`` and ``decode`` are where a block crosses to and from the stored form.
+Blocks here have no headers. ``encode`` and ``decode`` are where a raw block crosses to and from the stored form.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ class MemfdDeviceArena(MemfdArena):
             decode_block(source, raw, layout, spec.geometry)
         else:
             copy_bytes(source[: len(raw)], raw)
+
+    def read(self, offset: int, out: memoryview) -> None:
+        """See ``base.DeviceArena.read``."""
+        copy_bytes(self.view(offset, len(out)), out)
+
+    def write(self, offset: int, source: memoryview) -> None:
+        """See ``base.DeviceArena.write``."""
+        copy_bytes(source, self.view(offset, len(source)))
 
 
 if TYPE_CHECKING:

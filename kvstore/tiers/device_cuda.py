@@ -156,6 +156,20 @@ class CudaDeviceArena:
                 staged[:] = source[:nbytes]
             self._copy(staged, self._address + offset, _HOST_TO_DEVICE)
 
+    def read(self, offset: int, out: memoryview) -> None:
+        """See ``base.DeviceArena.read``."""
+        with self._lock:
+            staged = self._staged(len(out))
+            self._copy(staged, self._address + offset, _DEVICE_TO_HOST)
+            out[:] = staged
+
+    def write(self, offset: int, source: memoryview) -> None:
+        """See ``base.DeviceArena.write``."""
+        with self._lock:
+            staged = self._staged(len(source))
+            staged[:] = source
+            self._copy(staged, self._address + offset, _HOST_TO_DEVICE)
+
     def close(self) -> None:
         """Free the allocation. Idempotent. Engines that still map it must have closed their handles before."""
         if self._address:

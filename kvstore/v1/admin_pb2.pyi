@@ -13,7 +13,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("tier", "capacity_bytes", "used_bytes", "reserved_bytes", "blocks", "pinned_bytes", "state", "last_error", "backing", "evicted", "demoted", "promoted", "removed", "high_watermark", "low_watermark", "raw_bytes")
+    __slots__ = ("tier", "capacity_bytes", "used_bytes", "reserved_bytes", "blocks", "pinned_bytes", "state", "last_error", "backing", "evicted", "demoted", "promoted", "removed", "high_watermark", "low_watermark", "raw_bytes", "saved_bytes")
     TIER_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class TierStatus(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     LOW_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     tier: _common_pb2.Tier
     capacity_bytes: int
     used_bytes: int
@@ -46,7 +47,8 @@ class TierStatus(_message.Message):
     high_watermark: float
     low_watermark: float
     raw_bytes: int
-    def __init__(self, tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., state: _Optional[str] = ..., last_error: _Optional[str] = ..., backing: _Optional[str] = ..., evicted: _Optional[int] = ..., demoted: _Optional[int] = ..., promoted: _Optional[int] = ..., removed: _Optional[int] = ..., high_watermark: _Optional[float] = ..., low_watermark: _Optional[float] = ..., raw_bytes: _Optional[int] = ...) -> None: ...
+    saved_bytes: int
+    def __init__(self, tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., state: _Optional[str] = ..., last_error: _Optional[str] = ..., backing: _Optional[str] = ..., evicted: _Optional[int] = ..., demoted: _Optional[int] = ..., promoted: _Optional[int] = ..., removed: _Optional[int] = ..., high_watermark: _Optional[float] = ..., low_watermark: _Optional[float] = ..., raw_bytes: _Optional[int] = ..., saved_bytes: _Optional[int] = ...) -> None: ...
 
 class RecoveryReport(_message.Message):
     __slots__ = ("blocks", "bytes", "seconds", "cut_bytes", "quarantined", "orphans_removed", "mode")
@@ -110,7 +112,7 @@ class ListNamespacesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NamespaceInfo(_message.Message):
-    __slots__ = ("namespace_id", "name", "spec", "policy", "layout", "blocks", "blocks_by_tier")
+    __slots__ = ("namespace_id", "name", "spec", "policy", "layout", "blocks", "blocks_by_tier", "saved_bytes")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +120,7 @@ class NamespaceInfo(_message.Message):
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_BY_TIER_FIELD_NUMBER: _ClassVar[int]
+    SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     name: str
     spec: _common_pb2.NamespaceSpec
@@ -125,7 +128,8 @@ class NamespaceInfo(_message.Message):
     layout: _common_pb2.BlockLayout
     blocks: int
     blocks_by_tier: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, namespace_id: _Optional[bytes] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.NamespaceSpec, _Mapping]] = ..., policy: _Optional[_Union[_common_pb2.NamespacePolicy, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ..., blocks: _Optional[int] = ..., blocks_by_tier: _Optional[_Iterable[int]] = ...) -> None: ...
+    saved_bytes: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.NamespaceSpec, _Mapping]] = ..., policy: _Optional[_Union[_common_pb2.NamespacePolicy, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ..., blocks: _Optional[int] = ..., blocks_by_tier: _Optional[_Iterable[int]] = ..., saved_bytes: _Optional[int] = ...) -> None: ...
 
 class ListNamespacesResponse(_message.Message):
     __slots__ = ("namespaces",)

@@ -152,16 +152,18 @@ class NamespaceSpec(_message.Message):
     def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., rope: _Optional[str] = ..., layout_version: _Optional[int] = ..., codec: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., salt: _Optional[bytes] = ..., opaque_slice_bytes: _Optional[int] = ..., extra: _Optional[str] = ..., raw_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NamespacePolicy(_message.Message):
-    __slots__ = ("write", "durability", "raw_first_tokens", "lossless")
+    __slots__ = ("write", "durability", "raw_first_tokens", "lossless", "device_codec")
     WRITE_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     RAW_FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSSLESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_CODEC_FIELD_NUMBER: _ClassVar[int]
     write: WritePolicy
     durability: Durability
     raw_first_tokens: int
     lossless: str
-    def __init__(self, write: _Optional[_Union[WritePolicy, str]] = ..., durability: _Optional[_Union[Durability, str]] = ..., raw_first_tokens: _Optional[int] = ..., lossless: _Optional[str] = ...) -> None: ...
+    device_codec: str
+    def __init__(self, write: _Optional[_Union[WritePolicy, str]] = ..., durability: _Optional[_Union[Durability, str]] = ..., raw_first_tokens: _Optional[int] = ..., lossless: _Optional[str] = ..., device_codec: _Optional[str] = ...) -> None: ...
 
 class BlockLayout(_message.Message):
     __slots__ = ("layers", "slice_bytes", "slice_stride", "raw_slice_bytes", "raw_slice_stride", "header_bytes", "stored_bytes", "device_bytes", "raw_layers", "raw_layer_units")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import Area, Codec, Tier
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
@@ -82,6 +83,44 @@ def test_first_tokens_that_stay_raw_are_raw_where_they_are_moved_to() -> None:
     assert engine.counters.blocks_demoted > 0
     found, expected, _ = demoted_run(EngineConfig(token_budget=128, codec="int8", raw_first_tokens=64))
     assert found[0] == expected[0]
+
+
+@pytest.mark.parametrize("raw_layers", [(), (1,)])
+def test_int8_on_device_is_attended_to_in_place(raw_layers: tuple[int, ...]) -> None:
+    pair = build_pair("llama")
+    config = EngineConfig(token_budget=128, codec="int8", raw_layers=raw_layers, device_codec="int8")
+    spec, prompt = config.spec_for(pair.model.spec), random_prompt(5, 300)
+    with open_store(spec, Sizes(device=8, host=16)) as store, open_cache(store) as cache:
+        engine = Engine(pair.model, cache, config)
+        (cold,) = engine.generate([prompt], GREEDY)
+        (warm,) = engine.generate([prompt], GREEDY)
+        device = next(tier for tier in store.status().tiers if tier.tier is Tier.DEVICE)
+        encoded = store.status().counters["device_blocks_encoded"]
+        # Down to HOST, neither decoded nor encoded again: the same bytes, so the same tokens.
+        clear_tier(store, Tier.DEVICE)
+        (host,) = engine.generate([prompt], GREEDY)
+        engine.close()
+    expected = pair.greedy(prompt, 16)
+    assert encoded == 4
+    assert device.used_bytes - device.reserved_bytes < device.raw_bytes
+    assert cold.tokens[0] == warm.tokens[0] == expected[0]
+    assert warm.cached_tokens == {"device": 256}
+    assert host.cached_tokens == {"host": 256}
+    assert host.tokens == warm.tokens
+    assert engine.counters.blocks_private == 0
+
+
+def test_a_long_request_runs_over_int8_on_device() -> None:
+    found, expected, engine = demoted_run(EngineConfig(token_budget=128, codec="int8", device_codec="int8"), device=5)
+    assert found[0] == expected[0]
+    assert engine.counters.blocks_private == 0
+
+
+def test_int8_on_device_and_a_raw_window_exclude_one_another() -> None:
+    with pytest.raises(InvalidArgument, match="recent_raw_tokens"):
+        EngineConfig(codec="int8", device_codec="int8", recent_raw_tokens=64)
+    with pytest.raises(InvalidArgument, match="device_codec"):
+        EngineConfig(device_codec="int4")
 
 
 def test_the_recent_window_stays_on_device() -> None:

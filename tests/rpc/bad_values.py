@@ -80,6 +80,7 @@ RULES: dict[str, list[Bad]] = {
     "NamespacePolicy.durability": [Bad(99)],
     "NamespaceSpec.raw_layers": [Bad([99])],
     "NamespacePolicy.lossless": [Bad("zip")],
+    "NamespacePolicy.device_codec": [Bad("zip"), Bad("int4")],
     "MatchRequest.namespace_id": NAMESPACE,
     "MatchRequest.keys": keys_like(),
     "ReserveRequest.namespace_id": NAMESPACE,

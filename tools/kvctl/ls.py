@@ -10,6 +10,7 @@ from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call, need
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.options import TierOption, find_namespace, parse_tier, tier_letters
+from kvstore.tools.kvctl.status import saved_of
 from kvstore.tools.output import columns, plain
 from kvstore.v1 import admin_pb2
 
@@ -44,13 +45,14 @@ def _namespaces(call: Call) -> Exit:
             (
                 text.short_key(info.namespace_id),
                 info.name or spec.model,
-                f"{shape} {spec.codec}",
+                f"{shape} {spec.codec}" + (f" raw {','.join(map(str, spec.raw_layers))}" if spec.raw_layers else ""),
                 text.count(info.blocks),
                 *map(text.count, tiers),
                 text.size(info.layout.stored_bytes),
+                saved_of(info.saved_bytes),
             )
         )
-    printer.table(columns("Id|~Name|~Shape|>Blocks|>DEVICE|>HOST|>SSD|>Each"), rows)
+    printer.table(columns("Id|~Name|~Shape|>Blocks|>DEVICE|>HOST|>SSD|>Each|>Saved"), rows)
     if not rows:
         printer.talk("no namespace is open, and none has blocks")
     return Exit.OK

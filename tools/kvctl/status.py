@@ -68,7 +68,6 @@ def _head(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
 def _tiers(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
     rows = []
     for tier in answer.tiers:
-        saved = tier.raw_bytes - tier.used_bytes if tier.raw_bytes > tier.used_bytes else 0
         rows.append(
             (
                 Text(TIER_NAMES.get(tier.tier, "?"), style="bold"),
@@ -77,13 +76,22 @@ def _tiers(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
                 text.size(tier.capacity_bytes),
                 text.count(tier.blocks),
                 text.size(tier.pinned_bytes) if tier.pinned_bytes else "-",
-                text.size(saved) if saved else "-",
+                saved_of(tier.saved_bytes),
             )
         )
     printer.table(columns("Tier|State|Used|>Of|>Blocks|>Pinned|>Saved"), rows)
+    saved = sum(tier.saved_bytes for tier in answer.tiers)
+    if saved:
+        raw = sum(tier.raw_bytes for tier in answer.tiers)
+        printer.line(f"Codecs save {saved_of(saved)} of the {text.size(raw)} that these blocks would take raw.")
     for tier in answer.tiers:
         if tier.last_error:
             printer.line(Text(f"{TIER_NAMES.get(tier.tier, '?')}: {tier.last_error}", style="red"))
+
+
+def saved_of(nbytes: int) -> str:
+    """Bytes saved by codecs; below 0 where raw layers made blocks larger."""
+    return f"-{text.size(-nbytes)}" if nbytes < 0 else text.size(nbytes) if nbytes else "-"
 
 
 def usage(tier: admin_pb2.TierStatus) -> Text:

@@ -52,7 +52,15 @@ def _run(options: Options, printer: Printer) -> int:
         printer.talk(f"loading {options.model}")
         disable_progress_bar()
         model = load_model(options.model, dtype=options.dtype, codec=options.codec, salt=options.salt.encode())
-        config = EngineConfig(token_budget=options.token_budget, running_max=options.running_max, name="kvengine")
+        config = EngineConfig(
+            token_budget=options.token_budget,
+            running_max=options.running_max,
+            raw_layers=options.raw_layers,
+            raw_first_tokens=options.raw_first_tokens,
+            recent_raw_tokens=options.recent_raw_tokens,
+            device_codec=None if options.device_codec == "raw" else options.device_codec,
+            name="kvengine",
+        )
         engine = Engine(model, cache, config)
         try:
             shown = _stream if printer.for_people else None

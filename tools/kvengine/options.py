@@ -33,6 +33,10 @@ class Options:
     ssd_mib: int
     dtype: str
     codec: str
+    raw_layers: tuple[int, ...]
+    raw_first_tokens: int
+    recent_raw_tokens: int
+    device_codec: str
     salt: str
     token_budget: int
     running_max: int
@@ -64,7 +68,8 @@ def parse(arguments: Sequence[str] | None) -> Options:
         parser.error("no prompt: give --prompt TEXT or --file FILE with at least one line that is not empty")
     return Options(
         given.model, prompts, given.chat, sampling, given.socket, given.device_mib, given.host_mib, given.ssd,
-        given.ssd_mib, given.dtype, given.codec, given.salt, given.token_budget, given.running_max, given.threads,
+        given.ssd_mib, given.dtype, given.codec, given.raw_layers, given.raw_first_tokens,
+        given.recent_raw_tokens, given.device_codec, given.salt, given.token_budget, given.running_max, given.threads,
         Format(given.output),
     )  # fmt: skip
 
@@ -100,7 +105,21 @@ def _add_cache(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--ssd", type=Path, help="embedded: folder of the SSD tier, kept for the next run")
     group.add_argument("--ssd-mib", type=int, default=4096, help="embedded: cap of the SSD tier (default %(default)s)")
     group.add_argument("--codec", choices=("raw", "int8"), default="raw", help="of blocks below DEVICE")
+    group.add_argument("--raw-layers", type=_layers, default=(), metavar="L,L", help="layers raw in int8 blocks")
+    group.add_argument("--raw-first-tokens", type=int, default=0, metavar="N", help="tokens at the start that stay raw")
+    group.add_argument(
+        "--recent-raw-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="last tokens of a request that stay on DEVICE",
+    )
+    group.add_argument("--device-codec", choices=("raw", "int8"), default="raw", help="of full blocks on DEVICE")
     group.add_argument("--salt", default="", help="keeps tenants apart")
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:

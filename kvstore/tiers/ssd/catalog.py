@@ -82,6 +82,9 @@ def _to_json(space: Space) -> dict[str, Any]:
     spec["salt"] = space.spec.salt.hex()
     policy = dataclasses.asdict(space.policy)
     policy["raw_layers"] = spec.pop("raw_layers")
+    if policy["device_codec"] == "raw":
+        # As catalogs were before there was a choice.
+        del policy["device_codec"]
     policy["write"] = space.policy.write.name
     policy["durability"] = space.policy.durability.name
     return {"spec": spec, "policy": policy, "name": space.name}
