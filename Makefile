@@ -10,6 +10,9 @@ NATIVE := $(wildcard kernels/native/*.cpp kernels/native/*.cc kernels/native/*.h
 TEXTS = $(shell $(PYTHON) -c 'import argparse, heapq; print(argparse.__file__, heapq.__file__)')
 PYTEST := $(BIN)/python -m pytest
 
+# Threads that wait for each other by spinning lose twofold to threefold on a machine that others use too.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: help venv demo test test-slow check check-native bench figures proto format clean
 .DEFAULT_GOAL := help
 
