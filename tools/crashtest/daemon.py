@@ -2,13 +2,15 @@
 
 After each kill a new daemon starts on the folder. Every block that was acknowledged as durable must be there with its
 bytes, unless it was evicted: the tier drops the least recently used, so a block may be missing only when blocks of at
-least half of the cap were put or read after it. Blocks whose removal was acknowledged or under way may be there or
-not. The clients are threads of this process; the daemon is a process of its own, and is met over its socket only.
+least half of the cap were put or read after it. Blocks whose removal, or that of one before them in their chain, was
+acknowledged or under way may be there or not: out of reach, they are the first to be dropped. The clients are threads
+of this process; the daemon is a process of its own, and is met over its socket only.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import threading
@@ -57,9 +59,18 @@ class Known:
     durable: dict[BlockKey, int] = field(default_factory=dict)
     """Acknowledged blocks, with the bytes that had been used when each was used last."""
     removing: set[BlockKey] = field(default_factory=set)
+    child: dict[BlockKey, BlockKey] = field(default_factory=dict)
     used_bytes: int = 0
     """Of blocks put and read so far."""
     next_chain: int = 0
+
+    def remove(self, keys: list[BlockKey]) -> None:
+        """Blocks, and those behind them, may be gone from now on. The lock is held."""
+        for key in keys:
+            at: BlockKey | None = key
+            while at is not None:
+                self.removing.add(at)
+                at = self.child.get(at)
 
     def use(self, keys: list[BlockKey]) -> None:
         """Blocks were put, or read, just now. The lock is held."""
@@ -159,6 +170,7 @@ class Torture:
         good = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is Outcome.HIT]
         with self.known.lock:
             self.known.use(good)
+            self.known.child |= itertools.pairwise(keys)
             self.tally.acks += bool(good)
             self.tally.blocks_acknowledged += len(good)
 
@@ -171,7 +183,7 @@ class Torture:
     def _remove(self, client: Client, namespace: NamespaceId, chance: random.Random) -> None:
         keys = self._some(chance, 2)
         with self.known.lock:
-            self.known.removing |= set(keys)
+            self.known.remove(keys)
         outcomes = client.remove(namespace, keys)
         with self.known.lock:
             self.tally.removals_acknowledged += outcomes.count(Outcome.HIT)
@@ -208,7 +220,9 @@ class Torture:
                     tally.evicted += 1
                 else:
                     tally.lost += 1
+                    tally.faults.append(f"{key.hex()} is lost, {used_bytes - last_use[key]} bytes after its last use")
         known.removing &= known.durable.keys()
+        known.child = {key: child for key, child in known.child.items() if key in known.durable}
         self._check_directory()
 
     def _check_directory(self) -> None:

@@ -117,6 +117,22 @@ def codec(
 
 
 @app.command()
+def restart(
+    directory: Annotated[Path, typer.Option("--directory", "-d", help="Fill a folder on this disk.")] = Path(),
+    blocks: Annotated[str, typer.Option("--blocks", help="Numbers of blocks, apart by commas.")] = "250000,1000000",
+    chain: Annotated[int, typer.Option("--chain", help="Blocks of a chain: an extent.", min=1, max=64)] = 64,
+    quick: QuickOption = False,
+    output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
+) -> None:
+    """How long a store with many blocks on SSD takes to be warm after a kill, and the memory of its index."""
+    from kvstore.tools.kvbench.restart import run_restart  # noqa: PLC0415
+
+    counts = (10_000,) if quick else _numbers(blocks, "--blocks")
+    _run(output, markdown, lambda _: run_restart(directory, counts, chain))
+
+
+@app.command()
 def quality(
     text: Annotated[list[Path], typer.Argument(help="Texts to predict, UTF-8.")],
     model: Annotated[Path, typer.Option("--model", help="Folder of a model.")] = Path(".cache/models/smollm2"),
@@ -130,13 +146,13 @@ def quality(
     _run(output, markdown, lambda _: run_quality(model, text, tokens))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str, option: str = "--threads") -> tuple[int, ...]:
     try:
         found = tuple(int(word) for word in text.split(","))
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise typer.BadParameter(f"{text!r} is no list of thread counts such as 1,2", param_hint="--threads")
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2", param_hint=option)
     return found
 
 

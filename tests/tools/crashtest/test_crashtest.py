@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvstore.tools.crashtest.daemon import CAP_BYTES, Torture, payload_of
+from kvstore.tools.crashtest.daemon import CAP_BYTES, Known, Torture, payload_of
 from kvstore.tools.crashtest.events import Event, pack, unpack
 from kvstore.tools.crashtest.judge import Verdict
 from kvstore.tools.crashtest.main import Tally, run_loop
@@ -98,6 +98,12 @@ def test_a_block_after_a_kill(tmp_path, monkeypatch, payload, used_after, removi
     assert (tally.corrupt, tally.lost, tally.evicted) == found
     assert tally.good == (not any(found[:2]))
     assert (KEY in torture.known.durable) == (payload is not None)
+
+
+def test_blocks_behind_a_removed_one_may_be_gone():
+    known = Known(child={b"1": b"2", b"2": b"3", b"4": b"5"})
+    known.remove([b"2"])
+    assert known.removing == {b"2", b"3"}
 
 
 def test_a_directory_over_the_cap_is_a_fault():

@@ -48,6 +48,13 @@ def test_disk(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_restart(tmp_path):
+    rows = kvbench("restart", "--directory", str(tmp_path))
+    assert [(row["unit"], row["conditions"]["blocks"]) for row in rows] == [("s", 10_000), ("B a block", 10_000)]
+    assert all(row["value"] > 0 for row in rows)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_wrong_thread_list_is_refused():
     done = subprocess.run(
         [sys.executable, "-c", "from kvstore.tools.kvbench.main import main; main()", "codec", "--threads", "x"],

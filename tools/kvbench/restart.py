@@ -1,0 +1,150 @@
+"""``kvbench restart``: a store with many blocks on SSD is killed; how long until it is warm again, in what memory.
+
+The blocks are small, so that a million of them need little disk; what a start does depends on their number, on that of
+their extents and on the journal, and not on their bytes, which it does not read. Filling and opening are processes of
+their own: the first is killed when all is durable, the second begins with nothing in memory.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import struct
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from kvstore.core.clock import MonotonicClock
+from kvstore.core.errors import Unavailable
+from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
+from kvstore.core.types import ROOT_PARENT, BlockKey, Codec
+from kvstore.store.config import StoreConfig
+from kvstore.store.store import Store
+from kvstore.tiers.base import BlockWrite
+from kvstore.tiers.header import BlockHeader, pack_header, slice_crcs
+from kvstore.tiers.host import HostArena
+from kvstore.tiers.ssd import SsdConfig, SsdTier
+from kvstore.tools.kvbench.rows import Row
+
+SPEC: Final = NamespaceSpec(
+    model="kvbench-restart", dtype="opaque", layers=1, kv_heads=1, head_dim=1, opaque_slice_bytes=512
+)
+CHAIN_BLOCKS: Final = 64
+NOMINAL_BYTES: Final = 80_000
+"""20 GB are 250,000 blocks of this size."""
+SECONDS_MAX: Final = 5.0
+INDEX_BYTES_MAX: Final = 300
+HOST_BYTES: Final = 16 << 20
+
+
+def run_restart(directory: Path, counts: tuple[int, ...], chain_blocks: int = CHAIN_BLOCKS) -> list[Row]:
+    """Two rows for each number of blocks. Unavailable if blocks are missing after the kill."""
+    rows: list[Row] = []
+    for blocks in counts:
+        with TemporaryDirectory(prefix="kvbench-restart-", dir=directory) as folder:
+            _in_process(_fill, folder, blocks, chain_blocks)
+            found = _in_process(_open, folder, blocks, chain_blocks)
+        if found["blocks"] != blocks:
+            raise Unavailable(f"{found['blocks']} of {blocks} durable blocks came back")
+        conditions = {
+            "blocks": blocks,
+            "nominal_bytes": blocks * NOMINAL_BYTES,
+            "blocks_a_chain": chain_blocks,
+            "tier_seconds": found["tier_seconds"],
+        }
+        case = f"{blocks:,} blocks after kill -9, chains of {chain_blocks}"
+        for what, name, unit, target in (
+            ("ready", "seconds", "s", f"<= {SECONDS_MAX:g} s"),
+            ("index", "index_bytes", "B a block", f"<= {INDEX_BYTES_MAX} B"),
+        ):
+            rows.append(
+                Row(
+                    bench="restart",
+                    case=f"{what}, {case}",
+                    value=found[name],
+                    unit=unit,
+                    target=target,
+                    conditions=conditions,
+                )
+            )
+    return rows
+
+
+def _in_process(work: Any, folder: str, blocks: int, chain_blocks: int) -> dict[str, float]:
+    """What ``work`` sends before its process ends, in whatever way."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(there, folder, blocks, chain_blocks))
+    process.start()
+    there.close()
+    try:
+        answer: dict[str, float] = here.recv()
+    except EOFError as error:
+        process.join()
+        raise Unavailable(f"a process of the bench ended with {process.exitcode}") from error
+    process.join()
+    return answer
+
+
+def _config(blocks: int, chain_blocks: int) -> SsdConfig:
+    extent_bytes = 4096 * (2 + chain_blocks * 600 // 4096)
+    return SsdConfig(capacity_bytes=max(256 << 20, 2 * blocks // chain_blocks * extent_bytes + 400 * blocks))
+
+
+def _fill(pipe: Connection, folder: str, blocks: int, chain_blocks: int) -> None:
+    """Write the blocks, make them durable, tell so, and die of a kill."""
+    tier = SsdTier(folder, _config(blocks, chain_blocks))
+    list(tier.recover())
+    tier.put_namespace(SPEC, NamespacePolicy(), "restart")
+    layout = BlockLayout.of(SPEC)
+    memory = [memoryview(bytearray(layout.stored_bytes)) for _ in range(chain_blocks)]
+    for first in range(0, blocks, chain_blocks):
+        parent, chain = ROOT_PARENT, []
+        for number, stored in enumerate(memory[: blocks - first], first):
+            chain.append(_block(layout, number, parent, stored))
+            parent = chain[-1].key
+        tier.write(SPEC.namespace_id, chain, durable=False)
+    tier.flush()
+    pipe.send({})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _block(layout: BlockLayout, number: int, parent: BlockKey, stored: memoryview) -> BlockWrite:
+    key = BlockKey(struct.pack(">Q", number * 0x9E3779B97F4A7C15 % (1 << 64)) * 4)
+    header_bytes, size = layout.header_bytes, layout.raw_slice_bytes
+    stored[header_bytes : header_bytes + 32] = key
+    crcs = slice_crcs(stored[header_bytes:], 1, size, layout.raw_slice_stride)
+    stride = layout.raw_slice_stride
+    header = BlockHeader(
+        Codec.RAW, 1, size, stride, header_bytes, SPEC.block_tokens, SPEC.namespace_id, key, parent, crcs
+    )
+    pack_header(header, stored)
+    return BlockWrite(key, parent, Codec.RAW, stored)
+
+
+def _open(pipe: Connection, folder: str, blocks: int, chain_blocks: int) -> None:
+    """Open tier and store, and tell how long it took and how much memory grew."""
+    host = HostArena(HOST_BYTES)
+    before = _private_bytes()
+    begin = time.monotonic()
+    tier = SsdTier(folder, _config(blocks, chain_blocks))
+    store = Store(StoreConfig(close_flush_ms=0), host=host, device=None, disk=tier, clock=MonotonicClock())
+    store.start()
+    seconds = time.monotonic() - begin
+    found = {
+        "seconds": seconds,
+        "tier_seconds": tier.report.seconds,
+        "blocks": float(tier.report.blocks),
+        "index_bytes": (_private_bytes() - before) / blocks,
+    }
+    pipe.send(found)
+    store.close()
+
+
+def _private_bytes() -> int:
+    """Memory of this process that is resident and not shared."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
