@@ -1,10 +1,11 @@
 """``crashtest --daemon``: a whole kvstored under clients that put durably, get and remove, killed at random moments.
 
 After each kill a new daemon starts on the folder. Every block that was acknowledged as durable must be there with its
-bytes, unless it was evicted: the tier drops the least recently used, so a block may be missing only when blocks of at
-least half of the cap were put or read after it. Blocks whose removal, or that of one before them in their chain, was
-acknowledged or under way may be there or not: out of reach, they are the first to be dropped. The clients are threads
-of this process; the daemon is a process of its own, and is met over its socket only.
+bytes, unless it was evicted. The tier drops the least recently used blocks, and after a restart those that were written
+first: so a block may be missing only when blocks of at least a quarter of the cap were put after it. Blocks whose
+removal, or that of one before them in their chain, was acknowledged or under way may be there or not: out of reach,
+they are the first to be dropped. The clients are threads of this process; the daemon is a process of its own, and is
+met over its socket only.
 """
 
 from __future__ import annotations
@@ -57,11 +58,10 @@ class Known:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     durable: dict[BlockKey, int] = field(default_factory=dict)
-    """Acknowledged blocks, with the bytes that had been used when each was used last."""
+    """Acknowledged blocks, with the bytes that had been put when each was."""
     removing: set[BlockKey] = field(default_factory=set)
     child: dict[BlockKey, BlockKey] = field(default_factory=dict)
-    used_bytes: int = 0
-    """Of blocks put and read so far."""
+    put_bytes: int = 0
     next_chain: int = 0
 
     def remove(self, keys: list[BlockKey]) -> None:
@@ -72,10 +72,11 @@ class Known:
                 self.removing.add(at)
                 at = self.child.get(at)
 
-    def use(self, keys: list[BlockKey]) -> None:
-        """Blocks were put, or read, just now. The lock is held."""
-        self.used_bytes += len(keys) * SPEC.layers * SLICE_BYTES
-        self.durable |= dict.fromkeys(keys, self.used_bytes)
+    def put(self, keys: list[BlockKey]) -> None:
+        """Blocks of a chain were acknowledged. The lock is held."""
+        self.put_bytes += len(keys) * SPEC.layers * SLICE_BYTES
+        self.durable |= dict.fromkeys(keys, self.put_bytes)
+        self.child |= itertools.pairwise(keys)
 
 
 @dataclass(slots=True)
@@ -169,8 +170,7 @@ class Torture:
         outcomes = client.put(namespace, blocks).outcomes
         good = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is Outcome.HIT]
         with self.known.lock:
-            self.known.use(good)
-            self.known.child |= itertools.pairwise(keys)
+            self.known.put(good)
             self.tally.acks += bool(good)
             self.tally.blocks_acknowledged += len(good)
 
@@ -197,15 +197,13 @@ class Torture:
             return
         right = payload == payload_of(key)
         with self.known.lock:
-            self.known.use([key])
             self.tally.reads_checked += 1
             self.tally.corrupt += not right
 
     def _judge(self, client: Client, namespace: NamespaceId) -> None:
         """Read every acknowledged block; those that are gone are no longer expected."""
         known, tally = self.known, self.tally
-        last_use, used_bytes = dict(known.durable), known.used_bytes
-        keys = list(last_use)
+        keys = list(known.durable)
         for begin in range(0, len(keys), CHECK_BLOCKS):
             some = keys[begin : begin + CHECK_BLOCKS]
             for key, payload in zip(some, client.get(namespace, some).payloads, strict=True):
@@ -213,14 +211,14 @@ class Torture:
                 self._compare(key, payload)
                 if payload is not None:
                     continue
-                del known.durable[key]
+                put_since = known.put_bytes - known.durable.pop(key)
                 if key in known.removing:
                     continue
-                if used_bytes - last_use[key] >= CAP_BYTES // 2:
+                if put_since >= CAP_BYTES // 4:
                     tally.evicted += 1
                 else:
                     tally.lost += 1
-                    tally.faults.append(f"{key.hex()} is lost, {used_bytes - last_use[key]} bytes after its last use")
+                    tally.faults.append(f"{key.hex()} is lost, {put_since} bytes after it was put")
         known.removing &= known.durable.keys()
         known.child = {key: child for key, child in known.child.items() if key in known.durable}
         self._check_directory()

@@ -76,22 +76,22 @@ KEY = bytes(32)
 
 
 @pytest.mark.parametrize(
-    ("payload", "used_after", "removing", "found"),
+    ("payload", "put_after", "removing", "found"),
     [
         (payload_of(KEY), 0, False, (0, 0, 0)),
         (bytes(len(payload_of(KEY))), 0, False, (1, 0, 0)),
         (None, 0, False, (0, 1, 0)),
-        (None, CAP_BYTES // 2 - 1, False, (0, 1, 0)),
-        (None, CAP_BYTES // 2, False, (0, 0, 1)),
+        (None, CAP_BYTES // 4 - 1, False, (0, 1, 0)),
+        (None, CAP_BYTES // 4, False, (0, 0, 1)),
         (None, 0, True, (0, 0, 0)),
     ],
     ids=["right", "wrong", "lost", "lost later", "evicted", "removed"],
 )
-def test_a_block_after_a_kill(tmp_path, monkeypatch, payload, used_after, removing, found):
+def test_a_block_after_a_kill(tmp_path, monkeypatch, payload, put_after, removing, found):
     torture = Torture(tmp_path, 1)
     monkeypatch.setattr(torture, "_check_directory", lambda: None)
-    torture.known.use([KEY])
-    torture.known.used_bytes += used_after
+    torture.known.put([KEY])
+    torture.known.put_bytes += put_after
     torture.known.removing |= {KEY} if removing else set()
     torture._judge(OneBlock(payload), None)
     tally = torture.tally
