@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from kvstore import __version__
+from kvstore.client import Client
 from kvstore.engine.weights import load_model
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvengine.main import main
+from kvstore.v1 import admin_pb2
 from tests.engine.families import Pair, build_pair
 from tests.engine.test_gguf import write_gguf
 
@@ -86,6 +88,31 @@ def test_over_a_daemon(capsys: pytest.CaptureFixture[str], model: Path) -> None:
         assert sum(salted["answers"][0]["cached_tokens"].values()) == 0
 
 
+def test_mixed_precision_over_a_daemon_that_counts_what_it_saves(
+    capsys: pytest.CaptureFixture[str], model: Path, pair: Pair
+) -> None:
+    with (
+        TemporaryDirectory(prefix="kve-") as folder,
+        DaemonProcess(Path(folder), {"device": "4 MiB", "host": "8 MiB", "ssd": "0"}) as daemon,
+    ):
+        daemon.start()
+        mixed = ("--codec", "int8", "--raw-layers", "1", "--raw-first-tokens", 64, "--device-codec", "int8")
+        options = (model, "-p", CONTEXT, "--socket", daemon.socket, *mixed)
+        cold, warm = ask(capsys, *options), ask(capsys, *options)
+        assert warm["answers"][0]["cached_tokens"]["device"] == 128
+        assert warm["answers"][0]["tokens"] == cold["answers"][0]["tokens"]
+        with Client(daemon.socket) as client:
+            status = admin_pb2.StatusResponse.FromString(client.connection()[0].call("kvstore.v1.Admin/Status", b"", 9))
+            reply = client.connection()[0].call("kvstore.v1.Admin/ListNamespaces", b"", 9)
+    (opened,) = admin_pb2.ListNamespacesResponse.FromString(reply).namespaces
+    policy = opened.policy
+    assert (list(opened.spec.raw_layers), policy.raw_first_tokens, policy.device_codec) == ([1], 64, "int8")
+    device = status.tiers[0]
+    # Two blocks, the first of them raw.
+    assert (device.blocks, status.counters["device_blocks_encoded"]) == (2, 1)
+    assert device.saved_bytes == device.raw_bytes - (device.used_bytes - device.reserved_bytes) > 0
+
+
 def test_a_table_for_people(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     code, out, err = run(capsys, model, "-p", CONTEXT, "-n", 3, "--ignore-eos", "--temperature", 0.7, "--seed", 1)
     assert code == 0
@@ -100,6 +127,8 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str], model: Path) -> 
     [
         (("-p", "a", "--temperature", "-1"), 2, "sampling.temperature is -1.0"),
         (("-p", "a", "--device-mib", "0"), 2, "--device-mib is 0"),
+        (("-p", "a", "--raw-layers", "1"), 2, "spec.raw_layers"),
+        (("-p", "a", "--codec", "int8", "--device-codec", "int8", "--recent-raw-tokens", "9"), 2, "recent_raw_tokens"),
         ((), 2, "no prompt"),
         (("--file", "no/such/file"), 2, "no/such/file"),
         (("-p", "a", "--socket", "/no/such/socket"), 3, "/no/such/socket"),
