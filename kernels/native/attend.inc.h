@@ -157,9 +157,8 @@ inline void over_panels(int length, const Body& body, int from = 0) {
     else if (from < length) body(std::integral_constant<int, 1>{}, std::true_type{}, Panel{from, length - from});
 }
 
-// The halves of a row's pairs: what rounds to int16 first, and from kFinePairs on, where needed, what that leaves.
-constexpr int kFinePairs = kMaxSide / 2;
-constexpr float kFineParts = 65534.0f;  // the rest of a rounding lies in -0.5..0.5: this makes int16 of it
+constexpr int kFinePairs = kMaxSide / 2;  // a row's pairs, and from here on those of what their rounding leaves
+constexpr float kFineParts = 65534.0f;    // that lies in -0.5..0.5 of a unit: this makes int16 of it
 
 // Scale `values` (count floats, padded) to int16 and pack halves side by side; returns the size of one unit.
 inline float pack_halves(const float* values, int count, std::int32_t* pairs) {
@@ -181,15 +180,15 @@ inline void pack_rests(const float* values, int count, float unit, std::int32_t*
     const int half = count / 2;
     const F inverse = Simd::set1(unit > 0.0f ? 1.0f / unit : 0.0f), parts = Simd::set1(kFineParts);
     const auto rest = [&](const float* at) {
-        const F units = Simd::mul(Simd::load(at), inverse);
-        return Simd::to_int(Simd::mul(Simd::sub(units, Simd::to_float(Simd::to_int(units))), parts));
+        const F units = Simd::mul(Simd::load(at), inverse), whole = Simd::to_float(Simd::to_int(units));
+        return Simd::to_int(Simd::mul(Simd::sub(units, whole), parts));
     };
     for (int i = 0; i < half; i += W)
         Simd::store_int(pairs + i, Simd::pack_pairs(rest(values + i), rest(values + half + i)));
 }
 
-// Whether rounding q (with K's scale) to multiples of `unit` may move a score by 1e-4, and so the answer's size by half
-// of that; codes are about 70, roundings 0.3 units, and both of random sign. Channels of a wide range make it so.
+// Whether rounding q (with K's scale) to multiples of `unit` may move a score by 1e-4: codes are about 70, roundings 0.3
+// units, and both of random sign. Channels of a wide range make it so.
 inline bool too_coarse(float unit, int dim) { return 20.0f * unit * (20.0f * unit) * dim > 1e-8f; }
 
 // Scores of the packed rows: `constant` plus the pairs' sums, or with `rest` the scores so far plus those of the rests.
@@ -206,7 +205,8 @@ inline void pair_scores(const AttendTask& task, const Scratch& scratch, const st
             for (int v = 0; v < V; ++v) {
                 float* at = scratch.scores + r * kMaxSide + panel.from + v * W;
                 const F base = rest ? Simd::load(at) : Simd::set1(constant[r]);
-                Simd::store(at, Simd::fma(Simd::to_float(sum[r][v]), Simd::set1(rest ? unit[r] / kFineParts : unit[r]), base));
+                const F size = Simd::set1(rest ? unit[r] / kFineParts : unit[r]);
+                Simd::store(at, Simd::fma(Simd::to_float(sum[r][v]), size, base));
             }
     });
 }
@@ -246,8 +246,11 @@ inline void int8_values(const AttendTask& task, const Scratch& scratch, const st
     float unit[R];
     for (int r = 0; r < R; ++r) {
         float* weights = scratch.scores + r * kMaxSide;
-        // Only seen tokens are scaled: the scale of a slot not yet written may be anything.
-        for (int t = rows.least; t < rows.most; ++t) weights[t] *= scratch.value_scale[t];
+        for (int t = 0; t < padded(tokens); t += W)
+            Simd::store(weights + t, Simd::mul(Simd::load(weights + t), Simd::load(scratch.value_scale + t)));
+        // The scale of a slot not yet written may be anything.
+        for (int t = 0; t < rows.least; ++t) weights[t] = 0.0f;
+        for (int t = rows.most; t < padded(tokens); ++t) weights[t] = 0.0f;
         unit[r] = pack_halves(weights, tokens, scratch.pairs + r * kMaxSide);
     }
     over_panels<Simd::panel(R)>(dim, [&](auto width, auto part, Panel panel) {
@@ -364,16 +367,12 @@ inline void attend_tile(const AttendTask& task, const Scratch& scratch, int bloc
 
 inline Scratch cut_scratch(const AttendTask& task) {
     Scratch scratch{};
-    float* at = task.scratch;
-    scratch.query = at;
-    at += static_cast<std::size_t>(kRowChunk) * (kMaxSide + kPad);
-    scratch.scores = at;
-    at += 4 * kMaxSide;
-    scratch.pairs = reinterpret_cast<std::int32_t*>(at);
-    at += 4 * kMaxSide;
-    scratch.key_scale = at;
-    scratch.key_zero = at + kMaxSide;
-    scratch.value_scale = at + 2 * kMaxSide;
+    scratch.query = task.scratch;
+    scratch.scores = scratch.query + static_cast<std::size_t>(kRowChunk) * (kMaxSide + kPad);
+    scratch.pairs = reinterpret_cast<std::int32_t*>(scratch.scores + 4 * kMaxSide);
+    scratch.key_scale = scratch.scores + 8 * kMaxSide;
+    scratch.key_zero = scratch.key_scale + kMaxSide;
+    scratch.value_scale = scratch.key_zero + kMaxSide;
     return scratch;
 }
 

@@ -58,7 +58,15 @@ struct Simd {
 
     static I load_pairs(const std::int8_t* p) { return _mm512_cvtepi8_epi16(words(p)); }
     static I load_pairs_part(const std::int8_t* p, int n) { return _mm512_cvtepi8_epi16(words_part(p, n)); }
-    static I dot_pairs(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
+    static I dot_pairs(I sum, I a, I b) {
+#if defined(__GNUC__) && !defined(__clang__)
+        // GCC gives the intrinsic's result a register of its own, and then copies and spills a panel's sums each step.
+        asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+        return sum;
+#else
+        return _mm512_dpwssd_epi32(sum, a, b);
+#endif
+    }
     static I set1_int(std::int32_t x) { return _mm512_set1_epi32(x); }
     static I pack_pairs(I low, I high) {
         return _mm512_mask_blend_epi16(0xAAAAAAAAu, low, _mm512_slli_epi32(high, 16));
