@@ -59,6 +59,10 @@ def merge(partials: Sequence[Partial], sinks: torch.Tensor | None = None) -> Par
         raise ValueError(f"sinks is {tuple(sinks.shape)}; it must be {tuple(first.lse.shape[1:])}, one logit a head")
     if len(partials) == 1 and sinks is None:
         return first
+    if first.out.is_cuda:
+        form = importlib.import_module("kvstore.kernels.triton_merge")
+        joined: Partial = form.merge(partials, sinks)
+        return joined
     if native.available() and all(part.out.device.type == "cpu" for part in partials):
         return native.merge(partials, sinks)
     return attention_torch.merge(partials, sinks)
