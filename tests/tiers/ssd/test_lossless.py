@@ -17,7 +17,7 @@ from kvstore.testing.blocks import BlockMaker
 from kvstore.testing.faulty_disk import Crash, FaultyDisk
 from kvstore.tiers.base import BlockRead, ReadStatus
 from kvstore.tiers.ssd import SsdConfig, SsdTier
-from kvstore.tiers.ssd.format import ExtentHead, pack_extent_head, unpack_extent_head
+from kvstore.tiers.ssd.format import CodedSlices, ExtentHead, pack_extent_head, unpack_extent_head
 from kvstore.tiers.ssd.lossless import CODED_SLICE_BYTES_MAX, decode_slice, encode_slice, planes_of
 from kvstore.tiers.ssd.scrub import check_directory
 
@@ -203,10 +203,20 @@ def head_of(disk: FaultyDisk) -> ExtentHead:
     return unpack_extent_head(memoryview(disk.image()["segment-00000001"])[4096:])
 
 
+def shifted(coded: CodedSlices, nbytes: int) -> CodedSlices:
+    """The first slice longer, the others shorter by as much in all."""
+    lengths = coded.lengths.copy()
+    lengths[0, 0] += nbytes
+    for at in range(1, 6):
+        lengths[0, at] -= nbytes // 5
+    return replace(coded, lengths=lengths)
+
+
 FORGED = {
+    "one length above the slice": lambda coded: shifted(coded, 2500),
     "planes that are not known": lambda coded: replace(coded, planes=3),
     "a length of nothing": lambda coded: replace(coded, lengths=coded.lengths * 0),
-    "a length above the slice": lambda coded: replace(coded, lengths=coded.lengths + 5000),
+    "lengths above the slice": lambda coded: replace(coded, lengths=coded.lengths + 5000),
     "lengths that end before the extent": lambda coded: replace(coded, lengths=coded.lengths // 40 + 1),
 }
 
@@ -240,6 +250,36 @@ def test_a_head_with_shifted_lengths_is_corrupt_by_its_slices():
     disk.overwrite("segment-00000001", bytes(data))
     # Blocks 0 and 1 are read from wrong places; the others lie where they lay.
     assert reopened(disk, blocks) == 4
+
+
+def test_damage_of_a_slice_that_is_not_coded_is_a_miss():
+    disk = FaultyDisk()
+    tier, blocks = written(disk, [[1, -2, 3]])
+    tier.close()
+    head = head_of(disk)
+    start, nbytes = head.coded.places(4096 + head.shape.head_bytes, 1)[1]
+    assert nbytes == head.shape.slice_bytes
+    data = bytearray(disk.image()["segment-00000001"])
+    data[start + nbytes - 1] ^= 0x80
+    disk.overwrite("segment-00000001", bytes(data))
+    assert reopened(disk, blocks) == 2
+
+
+def test_padding_reads_as_zeros():
+    spec = replace(SPEC, head_dim=10, layers=12)
+    maker = SmoothMaker(spec)
+    assert maker.layout.raw_slice_bytes < maker.layout.raw_slice_stride
+    tier = open_tier(FaultyDisk())
+    list(tier.recover())
+    tier.put_namespace(spec, LZ4, "padded")
+    chain = maker.chain([1, -2, 3, 4, 5], ROOT_PARENT)
+    handles = tier.write(maker.namespace_id, chain, durable=True)
+    assert tier.state.counters["coded_extents"] == 1
+    into = [memoryview(bytearray(b"\xaa" * len(block.stored))) for block in chain]
+    reads = [BlockRead(h, block.key, data) for h, block, data in zip(handles, chain, into, strict=True)]
+    assert tier.read(reads) == [ReadStatus.OK] * 5
+    assert [bytes(data) for data in into] == [bytes(block.stored) for block in chain]
+    tier.close()
 
 
 @given(st.binary(min_size=64, max_size=4096), st.sampled_from([1, 2, 4]))
