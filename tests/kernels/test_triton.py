@@ -25,7 +25,7 @@ def test_code_for_every_target(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_takes_longer(tmp_path: Path) -> None:
-    run_tests("interpreted", ("report",), tmp_path, "-m", "slow", interpreted=True)
+    run_tests("interpreted", ("attention", "codec", "report"), tmp_path, "-m", "slow", interpreted=True)
     run_tests("compiled", ("gate",), tmp_path, "-m", "slow", interpreted=False)
 
 

@@ -63,16 +63,37 @@ def check(raw: torch.Tensor, geometry: SliceGeometry) -> None:
             assert (back[block, first + geometry.raw_bytes : first + strides[0]] == 0xEE).all()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize(("head_dim", "tokens"), [(32, 64), (80, 64), (128, 32), (66, 64)])
+SIZES = [(32, 64), (66, 64), (80, 64), (128, 32)]
+QUICK = [("float16", 32, 64), ("bfloat16", 66, 64), ("float32", 80, 64), ("float16", 128, 32)]
+REST = [
+    case
+    for case in [(dtype, *size) for dtype in ("float16", "bfloat16", "float32") for size in SIZES]
+    if case not in QUICK
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "tokens"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)]
+)
 def test_bit_equal_to_numpy(dtype: str, head_dim: int, tokens: int) -> None:
     assert interpreted()
     geometry = SliceGeometry(2, head_dim, tokens, dtype)
     check(write_raw(draw(geometry, head_dim), geometry), geometry)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 60100.0, -60100.0])
-@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize(
+    ("bad", "part"),
+    [
+        (np.nan, "key"),
+        (-60100.0, "key"),
+        (np.nan, "value"),
+        (60100.0, "value"),
+        pytest.param(np.inf, "key", marks=pytest.mark.slow),
+        pytest.param(60100.0, "key", marks=pytest.mark.slow),
+        pytest.param(-np.inf, "value", marks=pytest.mark.slow),
+        pytest.param(-60100.0, "value", marks=pytest.mark.slow),
+    ],
+)
 def test_blocks_that_must_stay_raw_are_named(bad: float, part: str) -> None:
     geometry = SliceGeometry(2, 32, 64, "float32")
     values = np.ones((BLOCKS, LAYERS, 2 * geometry.kv_heads * geometry.head_elements), np.float32)
