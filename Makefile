@@ -60,9 +60,10 @@ bench: $(STAMP) ## Run the benchmarks; each prints the limit of this machine bes
 figures: $(STAMP) ## Run the benchmarks and write what they print into docs/performance.md (half an hour; leave the machine alone)
 	$(BIN)/kvbench store --markdown docs/performance.md
 	$(BIN)/kvbench disk --markdown docs/performance.md
+	$(BIN)/kvbench restart --markdown docs/performance.md
 	$(BIN)/kvbench attention --long --markdown docs/performance.md
-	$(BIN)/kvbench codec --markdown docs/performance.md
 	$(BIN)/python -m kvstore.tools.fetch_model
+	$(BIN)/kvbench codec --text docs/architecture.md --markdown docs/performance.md
 	$(BIN)/kvbench quality --markdown docs/performance.md $(TEXTS)
 
 proto: $(STAMP) ## Make kvstore/v1 anew from protos/
