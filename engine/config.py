@@ -14,7 +14,8 @@ class EngineConfig:
 
     ``token_budget``    tokens computed in one step over all requests: the size of a prefill chunk
     ``running_max``     requests that hold memory at the same time
-    ``lease_ttl_ms``    lifetime of the engine's leases; renewed at a third of it
+    ``lease_ttl_ms``    lifetime of the engine's leases; renewed at a third of it. Long, since a step that takes longer
+                        is thrown away: a dead engine's leases go with its connection, not with this time
     ``private_bytes``   most memory of the engine's own pool, used only while the cache gives none
     ``retry_s``         shortest and longest pause between attempts to reach a cache that was lost
     ``wait_ms``         longest sleep on a job of the cache when no request can run
@@ -33,7 +34,7 @@ class EngineConfig:
 
     token_budget: int = 512
     running_max: int = 16
-    lease_ttl_ms: int = 30_000
+    lease_ttl_ms: int = 300_000
     private_bytes: int = 1 << 30
     retry_s: tuple[float, float] = (0.1, 5.0)
     wait_ms: int = 20

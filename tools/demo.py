@@ -86,7 +86,7 @@ class Demo:
         """Ask one question through a client and an engine of their own, so that nothing is kept but in the daemon."""
         params = SamplingParams(tokens_max=ANSWER_TOKENS)
         with Client(self.daemon.socket, ClientOptions(name="demo", strict=True)) as client:
-            engine = Engine(self.model, client, EngineConfig(name="demo", lease_ttl_ms=300_000))
+            engine = Engine(self.model, client, EngineConfig(name="demo"))
             try:
                 (answer,) = serve(engine, [self.prompts[number]], params)
             finally:
