@@ -265,6 +265,24 @@ def test_damage_of_a_slice_that_is_not_coded_is_a_miss():
     assert reopened(disk, blocks) == 2
 
 
+def test_the_coded_bytes_of_a_corrupt_block_are_set_aside():
+    disk = FaultyDisk()
+    tier, blocks = written(disk, [range(3)])
+    tier.close()
+    head = head_of(disk)
+    places = head.coded.places(4096 + head.shape.head_bytes, 1)
+    data = bytearray(disk.image()["segment-00000001"])
+    data[places[0][0] + 20] ^= 1
+    disk.overwrite("segment-00000001", bytes(data))
+    again = open_tier(disk)
+    assert check(again, list(again.recover()), blocks) == 2
+    (entry,) = again.quarantine()
+    assert entry.key == MAKER.key(1)
+    kept = disk.image()[entry.file][-entry.bytes :]
+    assert kept == b"".join(bytes(data[start : start + nbytes]) for start, nbytes in places)
+    again.close()
+
+
 def test_padding_reads_as_zeros():
     spec = replace(SPEC, head_dim=10, layers=12)
     maker = SmoothMaker(spec)
