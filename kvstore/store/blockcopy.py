@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from kvstore.core.types import BlockKey, Codec
 from kvstore.kernels import native
-from kvstore.store.copies import copy_with_crc
+from kvstore.store.copies import header_of
 from kvstore.store.namespaces import Namespace
-from kvstore.tiers.header import BlockHeader, pack_header
+from kvstore.tiers.copying import copy_with_crc
+from kvstore.tiers.header import pack_header
 
 
 class RawBlock(NamedTuple):
@@ -24,14 +25,8 @@ class RawBlock(NamedTuple):
 
 def store_raw(namespace: Namespace, blocks: Sequence[RawBlock]) -> None:
     """Make the stored blocks, all RAW. One native call copies all slices, so that no slice costs a step of Python."""
-    layout = namespace.layout
-    size, stride, _ = layout.of_codec(Codec.RAW)
     for block, crcs in zip(blocks, _copy(namespace, blocks), strict=True):
-        header = BlockHeader(
-            Codec.RAW, layout.layers, size, stride, layout.header_bytes, namespace.spec.block_tokens,
-            namespace.namespace_id, block.key, block.parent, crcs,
-        )  # fmt: skip
-        pack_header(header, block.stored)
+        pack_header(header_of(namespace, (block.key, block.parent), Codec.RAW, crcs), block.stored)
 
 
 def _copy(namespace: Namespace, blocks: Sequence[RawBlock]) -> Iterator[tuple[int, ...]]:
@@ -46,4 +41,4 @@ def _copy(namespace: Namespace, blocks: Sequence[RawBlock]) -> Iterator[tuple[in
         return
     for block, out in zip(blocks, outs, strict=True):
         begins = range(0, layout.layers * stride, stride)
-        yield tuple(copy_with_crc(block.slices[begin : begin + size], out[begin : begin + size]) for begin in begins)
+        yield tuple(copy_with_crc(out[begin : begin + size], block.slices[begin : begin + size]) for begin in begins)

@@ -180,7 +180,7 @@ class Commit:
         if not self._take(entry):
             return True
         names = (entry.key, entry.parent)
-        if copies.store_slices(self._namespace, names, entry.codec, self._slices(entry), self._stored(entry)):
+        if copies.store_encoded(self._namespace, names, self._slices(entry), self._stored(entry)):
             entry.copied = True
             return True
         self._state.arenas[Tier.HOST].free(entry.copy.place, entry.copy.nbytes)

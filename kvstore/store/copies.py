@@ -1,42 +1,20 @@
-"""Bytes from one place to another, outside the lock: copies with their checksums, and headers.
-
-A checksum is taken in the pass of the copy, of what was copied: so what the header names is what lies in the arena,
-whatever the writer does to its buffer meanwhile.
-"""
+"""Bytes from one place to another, outside the lock: copies, encoded blocks with their checksums, and headers."""
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
-from crc32c import crc32c
 
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import BlockKey, Codec
-from kvstore.kernels import native
 from kvstore.store.namespaces import Namespace
 from kvstore.tiers.base import DeviceArena
 from kvstore.tiers.coding import encode_block
 from kvstore.tiers.header import BlockHeader, check_header, first_bad_slice, pack_header, slice_crcs, unpack_header
 
-PIECE: Final = 256 * 1024
-
 
 def copy(source: memoryview, out: memoryview) -> None:
     """Copy equal lengths; the GIL is free meanwhile."""
     np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(source, np.uint8))
-
-
-def copy_with_crc(source: memoryview, out: memoryview) -> int:
-    """Copy equal lengths and return the CRC-32C of what was written."""
-    if native.available():
-        return native.copy_crc32c(out, source)
-    src, dst = np.frombuffer(source, np.uint8), np.frombuffer(out, np.uint8)
-    crc = 0
-    for begin in range(0, len(out), PIECE):
-        np.copyto(dst[begin : begin + PIECE], src[begin : begin + PIECE])
-        crc = crc32c(out[begin : begin + PIECE], crc)
-    return crc
 
 
 def copy_slices(source: memoryview, out: memoryview, layers: int, slice_bytes: int, strides: tuple[int, int]) -> None:
@@ -50,27 +28,21 @@ def copy_slices(source: memoryview, out: memoryview, layers: int, slice_bytes: i
         copy(source[begin : begin + slice_bytes], out[to : to + slice_bytes])
 
 
-def store_slices(
-    namespace: Namespace, names: tuple[BlockKey, BlockKey], codec: Codec, slices: memoryview, stored: memoryview
+def store_encoded(
+    namespace: Namespace, names: tuple[BlockKey, BlockKey], slices: memoryview, stored: memoryview
 ) -> bool:
-    """Make the stored block of ``names`` (key, parent) from raw slices at ``raw_slice_stride``.
+    """Make the INT8 stored block of ``names`` (key, parent) from raw slices at ``raw_slice_stride``.
 
-    ``stored`` has the stored bytes of ``codec``. False if the block holds values that INT8 can not: nothing of use
-    was written then, and the block has to stay RAW.
+    ``stored`` has the stored bytes of INT8. False if the block holds values that INT8 can not: nothing of use
+    was written then, and the block has to stay RAW (``blockcopy.store_raw``).
     """
     layout = namespace.layout
-    size, stride, _ = layout.of_codec(codec)
     out = stored[layout.header_bytes :]
-    if codec is Codec.RAW:
-        crcs = tuple(
-            copy_with_crc(slices[begin : begin + size], out[begin : begin + size])
-            for begin in range(0, layout.layers * stride, stride)
-        )
-    else:
-        if not encode_block(slices, out, layout, namespace.spec.geometry):
-            return False
-        crcs = slice_crcs(out, layout.units_of(codec), size, stride)
-    pack_header(_header(namespace, names, codec, crcs), stored)
+    if not encode_block(slices, out, layout, namespace.spec.geometry):
+        return False
+    size, stride, _ = layout.of_codec(Codec.INT8)
+    crcs = slice_crcs(out, layout.units_of(Codec.INT8), size, stride)
+    pack_header(header_of(namespace, names, Codec.INT8, crcs), stored)
     return True
 
 
@@ -96,7 +68,7 @@ def store_from_device(  # noqa: PLR0913  one more than six, where a value of two
     else:
         source[0].read(source[1], slices[: layout.units_bytes(source_codec)])
     size, stride, _ = layout.of_codec(codec)
-    pack_header(_header(namespace, names, codec, slice_crcs(slices, layout.units_of(codec), size, stride)), stored)
+    pack_header(header_of(namespace, names, codec, slice_crcs(slices, layout.units_of(codec), size, stride)), stored)
     return codec
 
 
@@ -113,7 +85,10 @@ def check_stored(namespace: Namespace, key: BlockKey, codec: Codec, stored: memo
             raise CorruptBlock(f"slice {bad} fails its checksum", field="slice", value=bad)
 
 
-def _header(namespace: Namespace, names: tuple[BlockKey, BlockKey], codec: Codec, crcs: tuple[int, ...]) -> BlockHeader:
+def header_of(
+    namespace: Namespace, names: tuple[BlockKey, BlockKey], codec: Codec, crcs: tuple[int, ...]
+) -> BlockHeader:
+    """Header of the stored block of ``names`` (key, parent) under ``codec``, with the checksum of each of its units."""
     layout = namespace.layout
     size, stride, _ = layout.of_codec(codec)
     return BlockHeader(

@@ -11,20 +11,22 @@ from kvstore.core.namespace import BlockLayout, NamespacePolicy
 from kvstore.core.types import BlockKey, Codec
 from kvstore.kernels import native
 from kvstore.store import copies
+from kvstore.store.blockcopy import RawBlock, store_raw
 from kvstore.store.namespaces import Namespace
 from kvstore.testing.world import SPEC
+from kvstore.tiers.copying import PIECE, copy_with_crc
 
 NAMESPACE = Namespace(0, SPEC.namespace_id, SPEC, BlockLayout.of(SPEC), NamespacePolicy())
 KEY, PARENT = BlockKey(b"k" * 32), BlockKey(b"p" * 32)
 
 
-@pytest.mark.parametrize("length", [1, 255, 4096, copies.PIECE - 1, copies.PIECE, copies.PIECE + 1, 3 * copies.PIECE])
+@pytest.mark.parametrize("length", [1, 255, 4096, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE])
 def test_both_ways_copy_and_agree(length, monkeypatch):
     source = memoryview(np.random.default_rng(length).bytes(length))
     for there in {native.available(), False}:
         monkeypatch.setattr(native, "available", lambda there=there: there)
         out = memoryview(bytearray(length))
-        assert copies.copy_with_crc(source, out) == crc32c(source)
+        assert copy_with_crc(out, source) == crc32c(source)
         assert out == source
 
 
@@ -32,7 +34,7 @@ def test_a_stored_block_checks_out_and_a_changed_one_does_not():
     layout = NAMESPACE.layout
     slices = memoryview(bytearray(np.random.default_rng(1).bytes(layout.layers * layout.raw_slice_stride)))
     stored = memoryview(bytearray(layout.raw_stored_bytes))
-    assert copies.store_slices(NAMESPACE, (KEY, PARENT), Codec.RAW, slices, stored)
+    store_raw(NAMESPACE, [RawBlock(KEY, PARENT, slices, stored)])
     copies.check_stored(NAMESPACE, KEY, Codec.RAW, stored, slices=True)
     for wrong in (
         lambda: copies.check_stored(NAMESPACE, PARENT, Codec.RAW, stored, slices=False),

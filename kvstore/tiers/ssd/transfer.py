@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,7 +16,7 @@ import numpy as np
 from crc32c import crc32c
 
 from kvstore.core.errors import CorruptBlock
-from kvstore.kernels import native
+from kvstore.tiers.copying import copy_with_crc
 from kvstore.tiers.ssd.iopool import Gate
 from kvstore.tiers.ssd.lossless import decode_slice
 from kvstore.tiers.ssd.port import DiskPort, read_full, write_full
@@ -36,17 +35,6 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
         np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
     else:
         target[:] = source
-
-
-def _copy_then_crc(target: memoryview, source: memoryview) -> int:
-    copy_bytes(target, source)
-    return int(crc32c(target))
-
-
-copy_with_crc: Final[Callable[[memoryview, memoryview], int]] = (
-    native.copy_crc32c if native.available() else _copy_then_crc
-)
-"""Copy equal lengths and return the CRC-32C of the copy."""
 
 
 @dataclass(slots=True)
