@@ -15,7 +15,7 @@ from kvstore.core.errors import InvalidArgument
 from kvstore.engine.text import TextCodec
 from kvstore.kernels.layout import SliceGeometry
 from kvstore.kernels.quant import quantise
-from kvstore.tiers.ssd.lossless import decode_slice, encode_slice
+from kvstore.tiers.lossless import decode_slice, encode_slice
 from kvstore.tools.kvbench.rows import Row
 
 BLOCK_TOKENS: Final = 64

@@ -87,7 +87,7 @@ from kvstore.core.errors import CorruptBlock, TierUnavailable
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import KEY_BYTES, BlockKey, Codec, NamespaceId
 from kvstore.kernels.layout import align_up
-from kvstore.tiers.ssd.lossless import CODED_SLICE_BYTES_MAX, PLANES
+from kvstore.tiers.lossless import CODED_SLICE_BYTES_MAX, PLANES
 
 VERSION: Final = 1
 PAGE_BYTES: Final = 4096

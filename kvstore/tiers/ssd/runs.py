@@ -9,12 +9,12 @@ import numpy as np
 
 from kvstore.core.types import BlockKey, Codec
 from kvstore.kernels.layout import align_up
+from kvstore.tiers.lossless import CODED_SLICE_BYTES_MAX, SAVING_MIN, encode_blocks, planes_of
 from kvstore.tiers.ssd.catalog import Space
 from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, HeadTables, Segment
 from kvstore.tiers.ssd.format import HEAD_BYTES_MAX, CodedSlices, ExtentHead, ExtentShape, pack_extent_head
 from kvstore.tiers.ssd.journal import ExtentRecord
-from kvstore.tiers.ssd.lossless import CODED_SLICE_BYTES_MAX, SAVING_MIN, encode_blocks, planes_of
 from kvstore.tiers.ssd.port import DiskPort
 from kvstore.tiers.ssd.table import Extent
 from kvstore.tiers.ssd.transfer import WriteChunk, address

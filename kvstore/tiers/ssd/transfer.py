@@ -17,8 +17,8 @@ from crc32c import crc32c
 
 from kvstore.core.errors import CorruptBlock
 from kvstore.tiers.copying import copy_with_crc
+from kvstore.tiers.lossless import decode_slice
 from kvstore.tiers.ssd.iopool import Gate
-from kvstore.tiers.ssd.lossless import decode_slice
 from kvstore.tiers.ssd.port import DiskPort, read_full, write_full
 
 log: Final = logging.getLogger("kvstore.ssd")

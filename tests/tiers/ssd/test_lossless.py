@@ -16,9 +16,9 @@ from kvstore.core.types import ROOT_PARENT, Codec
 from kvstore.testing.blocks import BlockMaker
 from kvstore.testing.faulty_disk import Crash, FaultyDisk
 from kvstore.tiers.base import BlockRead, ReadStatus
+from kvstore.tiers.lossless import CODED_SLICE_BYTES_MAX, decode_slice, encode_slice, planes_of
 from kvstore.tiers.ssd import SsdConfig, SsdTier
 from kvstore.tiers.ssd.format import CodedSlices, ExtentHead, pack_extent_head, unpack_extent_head
-from kvstore.tiers.ssd.lossless import CODED_SLICE_BYTES_MAX, decode_slice, encode_slice, planes_of
 from kvstore.tiers.ssd.scrub import check_directory
 
 GOLDEN = Path(__file__).parent / "golden" / "lossless"

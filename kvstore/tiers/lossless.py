@@ -1,4 +1,4 @@
-"""The lossless coding of slices: byte planes, then LZ4, kept where it saves a twentieth.
+"""The lossless coding of slices, for SSD and the wire: byte planes, then LZ4, kept where it saves a twentieth.
 
 A slice of ``planes``-byte numbers is split into planes first (all first bytes, all second bytes, ...), since the bytes
 that hold sign and exponent repeat and those of the mantissa do not. ``planes`` is 2 for fp16 and bf16, 4 for fp32 and
