@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from kvstore.client.aio_calls import AsyncCalls
 from kvstore.client.aio_connection import AsyncSessionConnection
 from kvstore.client.aio_transfer import AsyncTransfer
-from kvstore.client.core import CALLERS_ERRORS, Completion, note_failure, reopen_calls
+from kvstore.client.core import CALLERS_ERRORS, Completion, note_failure
 from kvstore.client.handshake import Hello
 from kvstore.client.operations import Operation, Operations, fetch_result, missed
 from kvstore.client.options import ClientOptions, Control
@@ -110,9 +110,11 @@ class AsyncClient(AsyncCalls):
         connection: Any = None
         try:
             connection = await self._open(generation)
-            for method, payload in reopen_calls(self._state):
+            for operation in self.operations.reopen():
+                request = operation.build().SerializeToString()
                 try:
-                    await connection.call(method, payload, self._options.timeout_s)
+                    reply = await connection.call(operation.method, request, self._options.timeout_s)
+                    operation.parse(operation.reply.FromString(reply), generation)
                 except CALLERS_ERRORS as error:
                     log.error("a namespace was not opened again: %s", error)
         except KVStoreError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -106,9 +106,9 @@ class AsyncGrpcConnection:
         finally:
             call.cancel()
 
-    async def upload(self, method: str, payloads: Iterable[bytes], timeout_s: float) -> bytes:
+    async def upload(self, method: str, payloads: AsyncIterable[bytes], timeout_s: float) -> bytes:
         """Send a client stream and return its reply."""
-        call: Any = self._channel.stream_unary(f"/{method}")(iter(payloads), timeout=timeout_s, metadata=self._metadata)
+        call: Any = self._channel.stream_unary(f"/{method}")(payloads, timeout=timeout_s, metadata=self._metadata)
         try:
             return bytes(await call)
         except grpc.RpcError as error:

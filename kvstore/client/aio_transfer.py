@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,8 +29,15 @@ from kvstore.client.payloads import (
     views_of,
 )
 from kvstore.client.state import GENERATION_SHIFT
-from kvstore.client.streaming import WRITE_PART_BYTES, Assembler, read_request, write_messages
-from kvstore.client.transfer import LEASES_IDLE_MAX, STREAM_SECONDS_PER_GIB, OwnLease, layout_of
+from kvstore.client.streaming import (
+    WRITE_PART_BYTES,
+    Assembler,
+    parse_chunk,
+    read_request,
+    write_messages,
+    write_planes,
+)
+from kvstore.client.transfer import LEASES_IDLE_MAX, STREAM_SECONDS_PER_GIB, OwnLease, known_namespace, layout_of
 from kvstore.core.errors import KVStoreError, Unavailable
 from kvstore.core.types import BlockKey, NamespaceId, Target, Tier
 from kvstore.store.api import CommitResult, FetchResult, ReserveResult
@@ -113,9 +120,9 @@ class AsyncTransfer:
     async def _upload(self, namespace_id: NamespaceId, plan: PutPlan, part: slice) -> CommitResult:
         connection, _ = await self._client.connection()
         size = sum(source.size for source in plan.sources[part])
-        reply = await connection.upload(
-            "kvstore.v1.Cache/Write", write_messages(namespace_id, plan, part), self._stream_timeout(size)
-        )
+        planes = write_planes(known_namespace(self._client.state, namespace_id), self._client.options.lossless)
+        messages = _from_threads(write_messages(namespace_id, plan, part, planes))
+        reply = await connection.upload("kvstore.v1.Cache/Write", messages, self._stream_timeout(size))
         return commit_result(cache_pb2.CommitResponse.FromString(reply))
 
     async def get(
@@ -136,8 +143,13 @@ class AsyncTransfer:
         connection, _ = await self._client.connection()
         assembler = Assembler(plan, len(keys))
         timeout_s = self._stream_timeout(plan.destination.size)
-        async for message in connection.stream("kvstore.v1.Cache/Read", read_request(namespace_id, keys), timeout_s):
-            assembler.take(message)
+        request = read_request(namespace_id, keys, self._client.options.lossless)
+        async for message in connection.stream("kvstore.v1.Cache/Read", request, timeout_s):
+            chunk = parse_chunk(message)
+            if chunk.HasField("coded"):
+                await asyncio.to_thread(assembler.take, chunk)
+            else:
+                assembler.take(chunk)
         return assembler.result()
 
     @asynccontextmanager
@@ -208,3 +220,9 @@ class AsyncTransfer:
         """End the copy threads. Idempotent."""
         if self._copier is not None:
             self._copier.close()
+
+
+async def _from_threads(messages: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Messages that are made in threads, one after another: coding and checksums keep the loop for milliseconds."""
+    while (message := await asyncio.to_thread(next, messages, None)) is not None:
+        yield message

@@ -1,13 +1,11 @@
-"""What both clients decide alike: which errors are the caller's, how failures are told, what is opened again."""
+"""What both clients decide alike: which errors are the caller's, and how failures are told."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.client.operations import open_request
 from kvstore.client.state import ClientState
 from kvstore.core.errors import InvalidArgument, KVStoreError, NamespaceMismatch
 from kvstore.core.types import JobId
@@ -36,9 +34,3 @@ def note_failure(state: ClientState, method: str, error: KVStoreError) -> None:
     times = state.failed(method, error)
     if times <= _LOUD_UNTIL or times % _LOUD_EVERY == 0:
         log.warning("%s failed and counts as a miss (%d times so far): %s", method, times, error)
-
-
-def reopen_calls(state: ClientState) -> Iterator[tuple[str, bytes]]:
-    """Method and payload of each call that opens a known namespace on a new connection."""
-    for known in state.known_namespaces():
-        yield "kvstore.v1.Cache/OpenNamespace", open_request(known).SerializeToString()

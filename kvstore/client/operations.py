@@ -6,8 +6,8 @@ fallback is the answer of an empty, full cache: all MISS, all BUSY, nothing held
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -63,7 +63,7 @@ class Operations:
         known = KnownNamespace(spec, name, policy, BlockLayout.of(spec))
 
         def parse(reply: cache_pb2.OpenNamespaceResponse, generation: int) -> OpenedNamespace:
-            self._state.remember(spec.namespace_id, known)
+            self._state.remember(spec.namespace_id, replace(known, write_codings=tuple(reply.write_codings)))
             return OpenedNamespace(
                 NamespaceId(reply.namespace_id), known.layout, reply.created, convert.near_of(reply.near)
             )
@@ -80,6 +80,11 @@ class Operations:
             fallback,
             pure=True,
         )
+
+    def reopen(self) -> Iterator[Operation[OpenedNamespace]]:
+        """What opens each known namespace again on a new connection, perhaps to another release of the daemon."""
+        for known in self._state.known_namespaces():
+            yield self.open_namespace(known.spec, known.name, known.policy)
 
     def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Operation[MatchResult]:
         """Cache/Match; a failed cache matches nothing."""

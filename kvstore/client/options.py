@@ -41,6 +41,8 @@ class ClientOptions:
     connect_timeout_s: float = 10.0
     lease_ttl_ms: int = 60_000
     """Time to live of the leases that put and get use themselves."""
+    lossless: bool = True
+    """Take and send chunks of streams coded, in namespaces whose policy asks for that. Without it they are plain."""
     copy_threads: int = 2
     """Threads that copy in put and get, the caller's included."""
     remote_ttl_ms: int = 30_000

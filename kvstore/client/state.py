@@ -37,6 +37,8 @@ class KnownNamespace:
     name: str
     policy: NamespacePolicy | None
     layout: BlockLayout
+    write_codings: tuple[int, ...] = ()
+    """Numbers of the codings that the daemon takes in Write streams of this namespace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from enum import IntEnum
+from typing import Final, TypeVar
 
 import numpy as np
-from crc32c import crc32c
+from google.protobuf.message import DecodeError
 
 from kvstore.client.payloads import GetPlan, GotBlocks, PutPlan
-from kvstore.core.errors import CorruptBlock
-from kvstore.core.types import BlockKey, Codec, NamespaceId, Outcome, Reason
+from kvstore.client.state import KnownNamespace
+from kvstore.core.types import BlockKey, Codec, Coding, NamespaceId, Outcome, Reason
 from kvstore.rpc import convert
+from kvstore.rpc.chunks import NO_PLANES, ChunkCoder, corrupt, plain_data
 from kvstore.rpc.framing import CHUNK_BYTES_MAX
+from kvstore.tiers.lossless import planes_of
 from kvstore.v1 import cache_pb2
+
+E = TypeVar("E", bound=IntEnum)
 
 WRITE_PART_BYTES: Final = 64 << 20
 """Payload bytes of one Write stream; a longer put is several."""
 
 
-def write_messages(namespace_id: NamespaceId, plan: PutPlan, part: slice) -> Iterator[bytes]:
-    """Messages of one Write stream: a header, then chunks of at most 1 MiB in key order."""
+def write_planes(known: KnownNamespace, lossless: bool) -> int:
+    """Planes for the chunks of Write in a namespace; none unless both the daemon and the client code them."""
+    if not lossless or Coding.LZ4 not in known.write_codings:
+        return NO_PLANES
+    return planes_of(known.spec, Codec.RAW, known.layout.raw_slice_bytes)
+
+
+def write_messages(namespace_id: NamespaceId, plan: PutPlan, part: slice, planes: int = NO_PLANES) -> Iterator[bytes]:
+    """Messages of one Write stream: a header, then chunks of at most 1 MiB in key order.
+
+    With ``planes`` each takes milliseconds to make: not on an event loop.
+    """
     keys = plan.keys(part)
     header = cache_pb2.WriteHeader(
         namespace_id=namespace_id,
@@ -31,16 +46,26 @@ def write_messages(namespace_id: NamespaceId, plan: PutPlan, part: slice) -> Ite
     )
     yield cache_pb2.WriteChunk(header=header).SerializeToString()
     for index in range(len(keys)):
-        source = plan.sources[part.start + index]
+        source, coder = plan.sources[part.start + index], ChunkCoder(planes)
         for offset in range(0, source.size, CHUNK_BYTES_MAX):
-            data = source[offset : offset + CHUNK_BYTES_MAX].tobytes()
-            chunk = cache_pb2.WriteChunk(key_index=index, offset=offset, data=data, crc32c=crc32c(data))
+            chunk = cache_pb2.WriteChunk(key_index=index, offset=offset)
+            coder.fill(chunk, source[offset : offset + CHUNK_BYTES_MAX].tobytes())
             yield chunk.SerializeToString()
 
 
-def read_request(namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> bytes:
+def read_request(namespace_id: NamespaceId, keys: Sequence[BlockKey], lossless: bool) -> bytes:
     """The request of a Read stream."""
-    return cache_pb2.ReadRequest(namespace_id=namespace_id, keys=b"".join(keys)).SerializeToString()
+    accept = [int(Coding.LZ4)] if lossless else []
+    request = cache_pb2.ReadRequest(namespace_id=namespace_id, keys=b"".join(keys), accept=accept)  # type: ignore[arg-type]
+    return request.SerializeToString()
+
+
+def parse_chunk(payload: bytes) -> cache_pb2.ReadChunk:
+    """One message of a Read stream. Raises CorruptBlock if it is none."""
+    try:
+        return cache_pb2.ReadChunk.FromString(payload)
+    except DecodeError as error:
+        raise corrupt("message", f"{len(payload)} bytes", "a ReadChunk") from error
 
 
 class Assembler:
@@ -53,24 +78,25 @@ class Assembler:
         self._reasons = [Reason.TIER_UNAVAILABLE] * count
         self._codecs = [Codec.RAW] * count
 
-    def take(self, payload: bytes) -> None:
-        """Place one chunk. Raises CorruptBlock if it is not what was sent."""
-        chunk = cache_pb2.ReadChunk.FromString(payload)
+    def take(self, chunk: cache_pb2.ReadChunk) -> None:
+        """Place one chunk. Raises CorruptBlock if it is not what was sent.
+
+        A coded one takes milliseconds: not on an event loop.
+        """
         index = chunk.key_index
         if index >= len(self._sizes):
-            raise CorruptBlock(f"a chunk of key {index}; {len(self._sizes)} were asked for", field="key_index")
-        outcome = convert.OUTCOMES[chunk.outcome]
-        self._outcomes[index], self._reasons[index] = outcome, convert.REASONS[chunk.reason]
+            raise corrupt("key_index", index, f"below {len(self._sizes)}, the count of keys that were asked for")
+        outcome = _member("outcome", convert.OUTCOMES, chunk.outcome)
+        self._outcomes[index], self._reasons[index] = outcome, _member("reason", convert.REASONS, chunk.reason)
         if outcome is not Outcome.HIT:
             return
-        data = chunk.data
-        if crc32c(data) != chunk.crc32c:
-            raise CorruptBlock(f"a chunk of key {index} fails its checksum", field="crc32c")
-        end = chunk.offset + len(data)
-        if chunk.offset != self._sizes[index] or end > self._plan.slot_bytes:
-            raise CorruptBlock(f"a chunk of key {index} begins at {chunk.offset}", field="offset")
-        self._plan.slot(index, end)[chunk.offset :] = np.frombuffer(data, np.uint8)
-        self._sizes[index], self._codecs[index] = end, convert.CODECS[chunk.codec]
+        begin = self._sizes[index]
+        if chunk.offset != begin:
+            raise corrupt("offset", chunk.offset, f"{begin}, the end of the chunk of key {index} before")
+        data = plain_data(chunk, self._plan.slot_bytes - begin)
+        end = begin + len(data)
+        self._plan.slot(index, end)[begin:] = np.frombuffer(data, np.uint8)
+        self._sizes[index], self._codecs[index] = end, _member("codec", convert.CODECS, chunk.codec)
 
     def result(self) -> GotBlocks:
         """The answer once the stream has ended; a block that is not whole is a miss."""
@@ -89,3 +115,9 @@ class Assembler:
             tuple(self._codecs),
             self._plan.destination.data,
         )
+
+
+def _member(field: str, members: Sequence[E], number: int) -> E:
+    if not 0 <= number < len(members):
+        raise corrupt(field, number, f"0 to {len(members) - 1}")
+    return members[number]

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from kvstore.client.connect import connect
 from kvstore.client.connection import Connection
-from kvstore.client.core import CALLERS_ERRORS, Completion, note_failure, reopen_calls
+from kvstore.client.core import CALLERS_ERRORS, Completion, note_failure
 from kvstore.client.operations import Operation, Operations, fetch_result, missed
 from kvstore.client.options import ClientOptions
 from kvstore.client.options import Target as Address
@@ -147,9 +147,12 @@ class Client(SyncCalls):
         return connection, self._generation
 
     def _open_again(self, connection: Connection) -> None:
-        for method, payload in reopen_calls(self._state):
+        for operation in self.operations.reopen():
             try:
-                connection.call(method, payload, self._options.timeout_s)
+                reply = connection.call(
+                    operation.method, operation.build().SerializeToString(), self._options.timeout_s
+                )
+                operation.parse(operation.reply.FromString(reply), self._generation)
             except CALLERS_ERRORS as error:
                 # Another client bound the name to another spec meanwhile: that namespace misses, the others work.
                 log.error("a namespace was not opened again: %s", error)

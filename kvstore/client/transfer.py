@@ -34,8 +34,15 @@ from kvstore.client.payloads import (
     slot_bytes,
     views_of,
 )
-from kvstore.client.state import GENERATION_SHIFT, ClientState
-from kvstore.client.streaming import WRITE_PART_BYTES, Assembler, read_request, write_messages
+from kvstore.client.state import GENERATION_SHIFT, ClientState, KnownNamespace
+from kvstore.client.streaming import (
+    WRITE_PART_BYTES,
+    Assembler,
+    parse_chunk,
+    read_request,
+    write_messages,
+    write_planes,
+)
 from kvstore.core.errors import InvalidArgument, KVStoreError, UnknownNamespace
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import BlockKey, LeaseId, NamespaceId, Outcome, Target, Tier
@@ -131,7 +138,8 @@ class Transfer:
     def _upload(self, namespace_id: NamespaceId, plan: PutPlan) -> CommitResult:
         def upload(part: slice) -> CommitResult:
             connection = self._streams()
-            messages = write_messages(namespace_id, plan, part)
+            planes = write_planes(known_namespace(self._client.state, namespace_id), self._client.options.lossless)
+            messages = write_messages(namespace_id, plan, part, planes)
             size = sum(source.size for source in plan.sources[part])
             reply = connection.upload("kvstore.v1.Cache/Write", messages, self._stream_timeout(size))
             return commit_result(cache_pb2.CommitResponse.FromString(reply))
@@ -159,8 +167,9 @@ class Transfer:
         def download() -> GotBlocks:
             assembler = Assembler(plan, len(keys))
             timeout_s = self._stream_timeout(plan.destination.size)
-            for message in self._streams().stream("kvstore.v1.Cache/Read", read_request(namespace_id, keys), timeout_s):
-                assembler.take(message)
+            request = read_request(namespace_id, keys, self._client.options.lossless)
+            for message in self._streams().stream("kvstore.v1.Cache/Read", request, timeout_s):
+                assembler.take(parse_chunk(message))
             return assembler.result()
 
         return self._guarded("Cache/Read", download, lambda: Assembler(plan, len(keys)).result())
@@ -259,6 +268,11 @@ def _lost(part: slice) -> CommitResult:
 
 def layout_of(state: ClientState, namespace_id: NamespaceId) -> BlockLayout:
     """Layout of a namespace that this client opened. Raises UnknownNamespace."""
+    return known_namespace(state, namespace_id).layout
+
+
+def known_namespace(state: ClientState, namespace_id: NamespaceId) -> KnownNamespace:
+    """A namespace that this client opened. Raises UnknownNamespace."""
     known = state.namespace(namespace_id)
     if known is None:
         raise UnknownNamespace(
@@ -267,4 +281,4 @@ def layout_of(state: ClientState, namespace_id: NamespaceId) -> BlockLayout:
             value=namespace_id.hex(),
             expected="an id that open_namespace of this client answered",
         )
-    return known.layout
+    return known

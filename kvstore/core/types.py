@@ -109,6 +109,12 @@ class Codec(IntEnum):
         return self.name.lower()
 
 
+class Coding(IntEnum):
+    """How a chunk of a stream is coded on the wire beside its codec; the wire's numbers. Lossless, all of them."""
+
+    LZ4 = 1
+
+
 class Place(NamedTuple):
     """Where the slices of one block lie for a same-host reader or writer.
 

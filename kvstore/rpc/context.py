@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvstore.core.errors import Unauthenticated
 from kvstore.core.types import SessionId
+from kvstore.rpc.wire import Wire
 
 if TYPE_CHECKING:
     from kvstore.rpc.sessions import Sessions
@@ -21,6 +22,7 @@ class Services:
     sessions: Sessions
     version: str
     pid: int
+    wire: Wire = field(default_factory=Wire)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from kvstore.core.types import KEY_BYTES, NamespaceId, Tier
 from kvstore.rpc import convert
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.handlers_lease import name_of
-from kvstore.rpc.stream_blocks import layout_of
+from kvstore.rpc.stream_blocks import opened
 from kvstore.store.report import BlockReport, NamespaceReport, TierReport
 from kvstore.v1 import admin_pb2
 
@@ -40,6 +40,7 @@ def status(ctx: CallContext, _request: admin_pb2.StatusRequest) -> admin_pb2.Sta
     fill(reply.recovery, report.recovery)
     reply.tiers.extend(_tier_message(tier) for tier in report.tiers)
     reply.counters.update(report.counters)
+    reply.counters.update(ctx.services.wire.counters())
     reply.warnings.extend(report.warnings)
     return reply
 
@@ -144,7 +145,7 @@ def unpin(ctx: CallContext, request: admin_pb2.UnpinRequest) -> admin_pb2.UnpinR
     keys = convert.keys_of(request.keys, empty=True)
     namespace = _namespace(request.namespace_id, needed=bool(keys))
     if namespace is not None:
-        layout_of(ctx.store, namespace)
+        opened(ctx.store, namespace)
     return admin_pb2.UnpinResponse(released=ctx.store.unpin(name, namespace, keys))
 
 

@@ -17,8 +17,10 @@ from kvstore.core.types import (
     Tier,
 )
 from kvstore.rpc import convert
+from kvstore.rpc.chunks import codings_of
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.handlers_lease import lease_of, name_of
+from kvstore.rpc.stream_blocks import opened as namespace_report
 from kvstore.store.api import CommitEntry, CommitResult, FetchResult
 from kvstore.v1 import cache_pb2
 
@@ -41,6 +43,7 @@ def open_namespace(ctx: CallContext, request: cache_pb2.OpenNamespaceRequest) ->
         created=opened.created,
         near=convert.near_messages(opened.near),
         boot_id=ctx.store.boot_id,
+        write_codings=codings_of(namespace_report(ctx.store, opened.namespace_id).policy),  # type: ignore[arg-type]
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from crc32c import crc32c
-
-from kvstore.core.errors import InvalidArgument, UnknownNamespace
+from kvstore.core.errors import CorruptBlock, InvalidArgument, UnknownNamespace
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import (
     Area,
@@ -24,9 +22,12 @@ from kvstore.core.types import (
     Tier,
 )  # fmt: skip
 from kvstore.rpc import convert
+from kvstore.rpc.chunks import NO_PLANES, ChunkCoder, codings_of, plain_data
 from kvstore.rpc.framing import CHUNK_BYTES_MAX
 from kvstore.store.api import CommitEntry, CommitResult, FetchResult
+from kvstore.store.report import NamespaceReport
 from kvstore.store.store import Store
+from kvstore.tiers.lossless import planes_of
 from kvstore.v1 import cache_pb2
 
 WRITE_BYTES_MAX: Final = 256 << 20
@@ -36,10 +37,11 @@ READ_WAIT_MS: Final = 10_000
 """How long a Read waits for blocks that come from SSD or DEVICE; past it they are sent as misses."""
 
 
-def layout_of(store: Store, namespace_id: NamespaceId) -> BlockLayout:
+def opened(store: Store, namespace_id: NamespaceId) -> NamespaceReport:
+    """Spec, policy and layout of a namespace. Raises UnknownNamespace."""
     for report in store.namespaces():
         if report.namespace_id == namespace_id:
-            return report.layout
+            return report
     raise UnknownNamespace(
         f"namespace {namespace_id.hex()[:16]} was not opened since the daemon started",
         field="namespace_id",
@@ -50,19 +52,24 @@ def layout_of(store: Store, namespace_id: NamespaceId) -> BlockLayout:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads pinned blocks of one session."""
+    """Reads pinned blocks of one session; ``accept`` are numbers of the codings that it can decode."""
 
     store: Store
     session: SessionId
-    namespace: NamespaceId
-    layout: BlockLayout
+    namespace: NamespaceReport
     layers: tuple[int, int]
+    accept: Collection[int] = ()
+
+    @property
+    def layout(self) -> BlockLayout:
+        """The namespace's layout."""
+        return self.namespace.layout
 
     def fetch(self, keys: Sequence[BlockKey], lease_id: LeaseId) -> FetchResult:
         """Pin blocks in HOST, waiting for those that come from elsewhere."""
         return self.store.fetch(
             self.session,
-            self.namespace,
+            self.namespace.namespace_id,
             keys,
             Target.HOST,
             lease_id=lease_id,
@@ -75,8 +82,25 @@ class Reader:
         begin, end = self.layout.unit_range(place.codec, self.layers)
         return (end - begin) * self.layout.of_codec(place.codec)[0]
 
-    def cut(self, place: Place, begin: int, end: int) -> tuple[bytes, int]:
-        """Bytes ``begin`` to ``end`` of the packed slices, and their CRC-32C."""
+    def coder(self, place: Place) -> ChunkCoder:
+        """What codes the chunks of one block: nothing, unless both the policy and the caller ask for it."""
+        if not any(coding in self.accept for coding in codings_of(self.namespace.policy)):
+            return ChunkCoder(NO_PLANES)
+        return ChunkCoder(planes_of(self.namespace.spec, place.codec, self.layout.of_codec(place.codec)[0]))
+
+    def chunk(self, index: int, place: Place, begin: int, coder: ChunkCoder) -> cache_pb2.ReadChunk:
+        """The chunk that carries bytes from ``begin`` on of a key's packed slices."""
+        chunk = cache_pb2.ReadChunk(
+            key_index=index,
+            outcome=int(Outcome.HIT),  # type: ignore[arg-type]
+            offset=begin,
+            codec=place.codec,
+        )
+        coder.fill(chunk, self._cut(place, begin, min(begin + CHUNK_BYTES_MAX, self.payload_bytes(place))))
+        return chunk
+
+    def _cut(self, place: Place, begin: int, end: int) -> bytes:
+        """Bytes ``begin`` to ``end`` of the packed slices."""
         slice_bytes = self.layout.of_codec(place.codec)[0]
         memory = self.store.memory(self.session, Area.HOST)
         parts = []
@@ -86,8 +110,7 @@ class Reader:
             start = place.offset + unit * place.stride + within
             parts.append(memory[start : start + size])
             begin += size
-        data = b"".join(parts)
-        return data, crc32c(data)
+        return b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +165,14 @@ class Writer:
 
     def take(self, chunk: cache_pb2.WriteChunk) -> None:
         """Check and place one chunk: in key order, without gaps."""
-        data = chunk.data
-        if not 1 <= len(data) <= CHUNK_BYTES_MAX:
-            raise InvalidArgument("data", f"{len(data)} bytes", f"1 to {CHUNK_BYTES_MAX} bytes")
         if chunk.key_index != self._key or self._key >= len(self._header.keys):
             raise InvalidArgument("key_index", chunk.key_index, f"{self._key}, the key that is not yet whole")
         if chunk.offset != self._offset:
             raise InvalidArgument("offset", chunk.offset, f"{self._offset}, the end of the chunk before")
-        if self._offset + len(data) > self._size:
-            raise InvalidArgument("data", f"{self._offset + len(data)} bytes of key {self._key}", f"{self._size} bytes")
-        if crc32c(data) != chunk.crc32c:
-            raise InvalidArgument("crc32c", chunk.crc32c, f"{crc32c(data)}, the CRC-32C of data")
+        try:
+            data = plain_data(chunk, self._size - self._offset)
+        except CorruptBlock as error:
+            raise InvalidArgument(error.field, error.value, error.expected) from error
         place = self._places[self._key]
         if place is not None and self._session is not None:
             self._place(self._store.memory(self._session, Area.BUFFER), place, data)
@@ -160,7 +180,7 @@ class Writer:
         if self._offset == self._size:
             self._key, self._offset = self._key + 1, 0
 
-    def _place(self, memory: memoryview, place: Place, data: bytes) -> None:
+    def _place(self, memory: memoryview, place: Place, data: bytes | bytearray) -> None:
         slice_bytes, taken = self._layout.raw_slice_bytes, 0
         while taken < len(data):
             layer, within = divmod(self._offset + taken, slice_bytes)

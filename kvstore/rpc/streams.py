@@ -21,9 +21,8 @@ from kvstore.core.types import (
 from kvstore.rpc import convert
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher
-from kvstore.rpc.framing import CHUNK_BYTES_MAX
 from kvstore.rpc.handlers_cache import commit_message
-from kvstore.rpc.stream_blocks import WRITE_BYTES_MAX, Header, Reader, Writer, layout_of
+from kvstore.rpc.stream_blocks import WRITE_BYTES_MAX, Header, Reader, Writer, opened
 from kvstore.store.api import FetchResult
 from kvstore.store.report import BlockEvent
 from kvstore.v1 import cache_pb2, events_pb2
@@ -41,6 +40,7 @@ class Streams:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
+        self._wire = dispatcher.services.wire
         self._writes = 0
         self._stopping = asyncio.Event()
 
@@ -56,13 +56,13 @@ class Streams:
         keys = convert.keys_of(request.keys)
         layers = convert.layers_of(request.layer_begin, request.layer_end)
         store, session = ctx.store, ctx.session
-        layout = await self._dispatcher.work(lambda: layout_of(store, namespace))
+        found = await self._dispatcher.work(lambda: opened(store, namespace))
+        reader = Reader(store, session, found, layers or (0, found.layout.layers), frozenset(request.accept))
         lease_id = store.grant_lease(session, "read stream", LEASE_TTL_MS)
         try:
             for begin in range(0, len(keys), READ_BLOCKS):
                 part = keys[begin : begin + READ_BLOCKS]
                 store.renew_lease(session, lease_id)
-                reader = Reader(store, session, namespace, layout, layers or (0, layout.layers))
                 fetched = await self._dispatcher.wait(partial(reader.fetch, part, lease_id))
                 for position, key in enumerate(part):
                     index = begin + position
@@ -77,19 +77,11 @@ class Streams:
             store.release(session, lease_id)
 
     async def _block(self, reader: Reader, index: int, place: Place) -> AsyncIterator[cache_pb2.ReadChunk]:
-        begin, size = 0, reader.payload_bytes(place)
+        begin, size, coder = 0, reader.payload_bytes(place), reader.coder(place)
         while begin < size:
-            end = min(begin + CHUNK_BYTES_MAX, size)
-            data, crc = await self._dispatcher.work(partial(reader.cut, place, begin, end))
-            yield cache_pb2.ReadChunk(
-                key_index=index,
-                outcome=int(Outcome.HIT),  # type: ignore[arg-type]
-                offset=begin,
-                data=data,
-                crc32c=crc,
-                codec=place.codec,
-            )
-            begin = end
+            chunk = await self._dispatcher.work(partial(reader.chunk, index, place, begin, coder))
+            begin += self._wire.read.count(chunk)
+            yield chunk
 
     # ------------------------------------------------------------ Write
 
@@ -115,7 +107,7 @@ class Streams:
         if not first.HasField("header"):
             raise InvalidArgument("header", "unset", "a WriteHeader in the first message")
         header = Header.of(first.header)
-        layout = await self._dispatcher.work(lambda: layout_of(ctx.store, header.namespace_id))
+        layout = (await self._dispatcher.work(lambda: opened(ctx.store, header.namespace_id))).layout
         size = len(header.keys) * layout.layers * layout.raw_slice_bytes
         if size > WRITE_BYTES_MAX:
             raise InvalidArgument("header.keys", f"{size} bytes of payload", f"at most {WRITE_BYTES_MAX} a stream")
@@ -123,16 +115,24 @@ class Streams:
         try:
             await self._dispatcher.work(writer.open)
             if first.data:
-                writer.take(first)
+                await self._take(writer, first)
             async for chunk in chunks:
                 if chunk.HasField("header"):
                     raise InvalidArgument("header", "set", "a header in the first message only")
-                writer.take(chunk)
+                await self._take(writer, chunk)
             writer.check_whole()
             result = await self._dispatcher.work(writer.commit)
             return commit_message(result)
         finally:
             writer.close()
+
+    async def _take(self, writer: Writer, chunk: cache_pb2.WriteChunk) -> None:
+        if chunk.HasField("coded"):
+            await self._dispatcher.work(partial(writer.take, chunk))
+        else:
+            # A copy of a megabyte, which takes no longer than the hop to a thread.
+            writer.take(chunk)
+        self._wire.write.count(chunk)
 
     # ------------------------------------------------------------ Subscribe
 

@@ -15,11 +15,18 @@ class Target(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TARGET_DEVICE: _ClassVar[Target]
     TARGET_HOST: _ClassVar[Target]
     TARGET_BUFFER: _ClassVar[Target]
+
+class Coding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CODING_UNSPECIFIED: _ClassVar[Coding]
+    CODING_LZ4: _ClassVar[Coding]
 TARGET_UNSPECIFIED: Target
 TARGET_IN_PLACE: Target
 TARGET_DEVICE: Target
 TARGET_HOST: Target
 TARGET_BUFFER: Target
+CODING_UNSPECIFIED: Coding
+CODING_LZ4: Coding
 
 class OpenNamespaceRequest(_message.Message):
     __slots__ = ("spec", "name", "policy", "expected_id")
@@ -44,18 +51,20 @@ class NearNamespace(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., fields: _Optional[_Iterable[str]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class OpenNamespaceResponse(_message.Message):
-    __slots__ = ("namespace_id", "layout", "created", "near", "boot_id")
+    __slots__ = ("namespace_id", "layout", "created", "near", "boot_id", "write_codings")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     NEAR_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    WRITE_CODINGS_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     layout: _common_pb2.BlockLayout
     created: bool
     near: _containers.RepeatedCompositeFieldContainer[NearNamespace]
     boot_id: bytes
-    def __init__(self, namespace_id: _Optional[bytes] = ..., layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ..., created: _Optional[bool] = ..., near: _Optional[_Iterable[_Union[NearNamespace, _Mapping]]] = ..., boot_id: _Optional[bytes] = ...) -> None: ...
+    write_codings: _containers.RepeatedScalarFieldContainer[Coding]
+    def __init__(self, namespace_id: _Optional[bytes] = ..., layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ..., created: _Optional[bool] = ..., near: _Optional[_Iterable[_Union[NearNamespace, _Mapping]]] = ..., boot_id: _Optional[bytes] = ..., write_codings: _Optional[_Iterable[_Union[Coding, str]]] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
     __slots__ = ("namespace_id", "keys")
@@ -225,20 +234,32 @@ class FlushResponse(_message.Message):
     bytes: int
     def __init__(self, blocks: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
+class ChunkCoding(_message.Message):
+    __slots__ = ("coding", "plain_bytes", "planes")
+    CODING_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
+    coding: Coding
+    plain_bytes: int
+    planes: int
+    def __init__(self, coding: _Optional[_Union[Coding, str]] = ..., plain_bytes: _Optional[int] = ..., planes: _Optional[int] = ...) -> None: ...
+
 class ReadRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys", "layer_begin", "layer_end")
+    __slots__ = ("namespace_id", "keys", "layer_begin", "layer_end", "accept")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LAYER_BEGIN_FIELD_NUMBER: _ClassVar[int]
     LAYER_END_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
     layer_begin: int
     layer_end: int
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ...) -> None: ...
+    accept: _containers.RepeatedScalarFieldContainer[Coding]
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., accept: _Optional[_Iterable[_Union[Coding, str]]] = ...) -> None: ...
 
 class ReadChunk(_message.Message):
-    __slots__ = ("key_index", "outcome", "reason", "offset", "data", "crc32c", "codec")
+    __slots__ = ("key_index", "outcome", "reason", "offset", "data", "crc32c", "codec", "coded")
     KEY_INDEX_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +267,7 @@ class ReadChunk(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    CODED_FIELD_NUMBER: _ClassVar[int]
     key_index: int
     outcome: _common_pb2.Outcome
     reason: _common_pb2.Reason
@@ -253,7 +275,8 @@ class ReadChunk(_message.Message):
     data: bytes
     crc32c: int
     codec: int
-    def __init__(self, key_index: _Optional[int] = ..., outcome: _Optional[_Union[_common_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, str]] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32c: _Optional[int] = ..., codec: _Optional[int] = ...) -> None: ...
+    coded: ChunkCoding
+    def __init__(self, key_index: _Optional[int] = ..., outcome: _Optional[_Union[_common_pb2.Outcome, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, str]] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32c: _Optional[int] = ..., codec: _Optional[int] = ..., coded: _Optional[_Union[ChunkCoding, _Mapping]] = ...) -> None: ...
 
 class WriteHeader(_message.Message):
     __slots__ = ("namespace_id", "keys", "parents", "token_ids", "durability")
@@ -270,15 +293,17 @@ class WriteHeader(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ...) -> None: ...
 
 class WriteChunk(_message.Message):
-    __slots__ = ("header", "key_index", "offset", "data", "crc32c")
+    __slots__ = ("header", "key_index", "offset", "data", "crc32c", "coded")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     KEY_INDEX_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
+    CODED_FIELD_NUMBER: _ClassVar[int]
     header: WriteHeader
     key_index: int
     offset: int
     data: bytes
     crc32c: int
-    def __init__(self, header: _Optional[_Union[WriteHeader, _Mapping]] = ..., key_index: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32c: _Optional[int] = ...) -> None: ...
+    coded: ChunkCoding
+    def __init__(self, header: _Optional[_Union[WriteHeader, _Mapping]] = ..., key_index: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32c: _Optional[int] = ..., coded: _Optional[_Union[ChunkCoding, _Mapping]] = ...) -> None: ...

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore.client.copying import Copier, Run, aligned_buffer, as_bytes, slices_view
 from kvstore.client.payloads import GetPlan, PutPlan, joined, part_of, part_result, slot_bytes
-from kvstore.client.streaming import Assembler, write_messages
+from kvstore.client.streaming import Assembler, parse_chunk, write_messages
 from kvstore.core.errors import CorruptBlock, InvalidArgument
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area, NamespaceId, Outcome, Place, Reason
@@ -113,7 +113,7 @@ def answer(chunk, **changes):
         "data": chunk.data,
         "crc32c": chunk.crc32c,
     }
-    return cache_pb2.ReadChunk(**{**fields, **changes}).SerializeToString()
+    return cache_pb2.ReadChunk(**{**fields, **changes})
 
 
 def assembler(count):
@@ -145,6 +145,12 @@ def test_a_stream_that_ends_early_is_a_miss_for_what_is_not_whole():
         ({"data": b"other"}, "crc32c"),
         ({"offset": 8}, "offset"),
         ({"key_index": 9}, "key_index"),
+        ({"data": b""}, "data"),
+        ({"data": bytes(slot_bytes(LAYOUT) + 1)}, "data"),
+        ({"codec": 7}, "codec"),
+        ({"outcome": 99}, "outcome"),
+        ({"reason": 99}, "reason"),
+        ({"coded": cache_pb2.ChunkCoding(coding=2, plain_bytes=8, planes=2)}, "coded.coding"),
     ],
 )
 def test_a_damaged_chunk_is_never_placed(changes, field):
@@ -152,6 +158,12 @@ def test_a_damaged_chunk_is_never_placed(changes, field):
     with pytest.raises(CorruptBlock) as caught:
         assembler(1).take(answer(chunks[1], **changes))
     assert caught.value.field == field
+
+
+def test_bytes_that_are_no_chunk_are_corrupt():
+    with pytest.raises(CorruptBlock) as caught:
+        parse_chunk(b"\xff\xff\xff")
+    assert caught.value.field == "message"
 
 
 def test_a_read_only_buffer_is_refused():
