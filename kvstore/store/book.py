@@ -20,7 +20,6 @@ from kvstore.store.index import HITS_MAX, NONE, PAGE, UNKNOWN, BlockIndex
 from kvstore.store.lifecycle import CopyState, Event
 from kvstore.store.lru import LruList
 from kvstore.store.namespaces import Namespace, NamespaceTable, kind_of
-from kvstore.store.report import EventKind
 from kvstore.tiers.base import Arena, DiskHandle
 
 # Looked up by number on every fetch, where calling the enum would cost more than the rest of the step.
@@ -153,7 +152,7 @@ class Book:
         if copy_number(slot, tier) not in self.pins:
             self.lists[tier].use(slot)
         self.reconsider(slot)
-        self.news.tell(EventKind.STORED, tier, namespace, index.key_of(slot), index.parent_key(slot))
+        self.news.stored(tier, namespace, index.key_of(slot), index.parent_key(slot))
 
     def use(self, slots: list[int]) -> None:
         """Count a use of blocks given parents first; parents end up hotter than their children."""
@@ -196,7 +195,7 @@ class Book:
             if index.kids[tier][parent] == 0:
                 self.lists[tier].return_cold(parent)
         key = index.key_of(slot)
-        self.news.tell(EventKind.REMOVED, tier, namespace, key)
+        self.news.removed(tier, namespace, key, cause)
         if not index.residency[slot]:
             namespace.blocks -= 1
             self.tombstones.add(key, cause, self._clock.now())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from array import array
 from collections import Counter, OrderedDict, deque
@@ -12,6 +13,10 @@ from itertools import groupby, islice
 from kvstore.core.types import ROOT_PARENT, BlockKey, NamespaceId, Reason, Tier
 from kvstore.store.namespaces import Namespace
 from kvstore.store.report import BlockEvent, EventKind
+
+trace = logging.getLogger("kvstore.store.trace")
+"""Names each copy that comes and goes, at level debug, before anything else is done about it: a copy that is gone from
+SSD after a crash was named here, with the cause, before its drop reached the disk. ``crashtest --daemon`` reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +93,21 @@ class News:
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._open: list[tuple[EventKind, Tier, Namespace, BlockKey, BlockKey]] = []
+        self._traced = trace.isEnabledFor(logging.DEBUG)
         self.token_ids: dict[BlockKey, Sequence[int]] = {}
         """Tokens of keys that are being committed, where the committer sent them."""
 
-    def tell(
-        self, kind: EventKind, tier: Tier, namespace: Namespace, key: BlockKey, parent: BlockKey = ROOT_PARENT
-    ) -> None:
-        """Note that a block came or went."""
-        self._open.append((kind, tier, namespace, key, parent))
+    def stored(self, tier: Tier, namespace: Namespace, key: BlockKey, parent: BlockKey) -> None:
+        """Note that a copy of a block came."""
+        if self._traced:
+            trace.debug("stored %s %s", tier.name, key.hex())
+        self._open.append((EventKind.STORED, tier, namespace, key, parent))
+
+    def removed(self, tier: Tier, namespace: Namespace, key: BlockKey, cause: Reason) -> None:
+        """Note that a copy of a block went, and why."""
+        if self._traced:
+            trace.debug("dropped %s %s %s", tier.name, key.hex(), cause.name)
+        self._open.append((EventKind.REMOVED, tier, namespace, key, ROOT_PARENT))
 
     def publish(self) -> bool:
         """Put what was told into the log, in order; True if there was anything."""

@@ -1,105 +1,75 @@
 """``crashtest --daemon``: a whole kvstored under clients that put durably, get and remove, killed at random moments.
 
-After each kill a new daemon starts on the folder. Every block that was acknowledged as durable must be there with its
-bytes, unless it was evicted. The tier drops the least recently used blocks, and after a restart those that were written
-first: so a block may be missing only when blocks of at least a quarter of the cap were put after it. Blocks whose
-removal, or that of one before them in their chain, was acknowledged or under way may be there or not: out of reach,
-they are the first to be dropped. The clients are threads of this process; the daemon is a process of its own, and is
-met over its socket only.
+After each kill the records of the closed directory are read, then a new daemon starts on it and is asked for
+every block that was acknowledged as durable or that the records name. The judgement is exact:
+
+- a durable block that the records do not name must have been dropped by a line of the dead daemon's log (``trace.py``),
+  behind the moment at which it was known to be there, as evicted or as removed when a client had asked for that;
+- the new daemon serves what the records name, with the right bytes, and nothing else; what it drops itself before it is
+  asked is in its log.
+
+Anything else is lost, and the run ends with what is known of the block. The clients are threads of this process; the
+daemon is a process of its own, and is met over its socket only.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import os
 import random
-import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvstore.client import Client, ClientOptions
-from kvstore.client.payloads import PutBlocks
-from kvstore.core.errors import KVStoreError
-from kvstore.core.keys import chain_keys, parents_of
-from kvstore.core.namespace import NamespaceSpec
-from kvstore.core.types import BlockKey, Durability, NamespaceId, Outcome
+from kvstore.client import Client
+from kvstore.core.types import BlockKey, NamespaceId, Outcome, Reason
+from kvstore.tiers.ssd import LinuxDisk
+from kvstore.tiers.ssd.scrub import named_blocks
+from kvstore.tools.crashtest.clients import CLIENTS, Clients, ClientTally
 from kvstore.tools.crashtest.judge import du
+from kvstore.tools.crashtest.known import SPEC, Fate, Known
+from kvstore.tools.crashtest.trace import Trace
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.v1 import admin_pb2
 
 CAP_BYTES: Final = 64 << 20
-SLICE_BYTES: Final = 16 << 10
-SPEC: Final = NamespaceSpec(
-    model="crashtest", dtype="opaque", layers=4, kv_heads=1, head_dim=1, block_tokens=4, opaque_slice_bytes=SLICE_BYTES
-)
 FLAGS: Final = {
     "device": "0", "host": "32 MiB", "ssd": f"{CAP_BYTES}", "ssd-free-floor": "0", "ssd-segment": "1 MiB",
-    "buffer-max": "8 MiB", "log-level": "warning",
+    "buffer-max": "8 MiB", "log-level": "debug",
 }  # fmt: skip
-CLIENTS: Final = 8
-RUN_BLOCKS_MAX: Final = 6
 LIFE_SECONDS: Final = (0.3, 4.0)
 CHECK_BLOCKS: Final = 16
 LEDGER_TRIES: Final = 20
 """The daemon works on while its ledger is compared with the directory: both are taken until nothing moved between."""
-
-
-def payload_of(key: BlockKey) -> bytes:
-    """The bytes of a block."""
-    return hashlib.shake_128(key).digest(SPEC.layers * SLICE_BYTES)
-
-
-@dataclass(slots=True)
-class Known:
-    """What the clients know of the blocks. The lock guards it."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    durable: dict[BlockKey, int] = field(default_factory=dict)
-    """Acknowledged blocks, with the bytes that had been put when each was."""
-    removing: set[BlockKey] = field(default_factory=set)
-    child: dict[BlockKey, BlockKey] = field(default_factory=dict)
-    put_bytes: int = 0
-    next_chain: int = 0
-
-    def remove(self, keys: list[BlockKey]) -> None:
-        """Blocks, and those behind them, may be gone from now on. The lock is held."""
-        for key in keys:
-            at: BlockKey | None = key
-            while at is not None:
-                self.removing.add(at)
-                at = self.child.get(at)
-
-    def put(self, keys: list[BlockKey]) -> None:
-        """Blocks of a chain were acknowledged. The lock is held."""
-        self.put_bytes += len(keys) * SPEC.layers * SLICE_BYTES
-        self.durable |= dict.fromkeys(keys, self.put_bytes)
-        self.child |= itertools.pairwise(keys)
+READ_TRIES: Final = 10
+RETRY_SECONDS: Final = 1.0
+FAULTS_MAX: Final = 20
+"""Most faults that are told of one loop."""
+ABSENT: Final = frozenset({Reason.NEVER_STORED, Reason.EVICTED, Reason.REMOVED, Reason.DROPPED, Reason.QUARANTINED})
+"""Reasons that say a block is not here, not that it can not be read now."""
 
 
 @dataclass(slots=True)
-class DaemonTally:
+class DaemonTally(ClientTally):
     """Sums over all kills."""
 
     loops: int = 0
-    acks: int = 0
-    blocks_acknowledged: int = 0
-    removals_acknowledged: int = 0
-    reads_checked: int = 0
     blocks_judged: int = 0
     evicted: int = 0
-    corrupt: int = 0
+    removed: int = 0
     lost: int = 0
+    phantoms: int = 0
+    drops_undone: int = 0
+    """Drops that had not reached the disk at the kill: the blocks are back, and are expected from then on."""
+    named_min: int = 0
+    """Fewest blocks that the records named after a life in which blocks were evicted: how full the tier stays."""
     du_bytes_max: int = 0
     ready_seconds_max: float = 0.0
-    faults: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
         """Whether the daemon kept its word."""
-        return not (self.corrupt or self.lost or self.faults)
+        return not (self.corrupt or self.lost or self.phantoms or self.faults)
 
 
 class Torture:
@@ -112,116 +82,120 @@ class Torture:
         self.daemon = DaemonProcess(folder, FLAGS | {"ssd-dir": str(self.directory)})
         self.tally = DaemonTally()
         self.known = Known()
+        self.trace = Trace(self.daemon.log)
         self._chance = random.Random(seed)
-        self._killed = threading.Event()
+        self._runs = False
 
     def run_loop(self) -> None:
-        """Start, compare with what was acknowledged before, work, kill."""
+        """Work, kill, read the records, start again, and compare with what was acknowledged."""
         tally = self.tally
-        tally.ready_seconds_max = max(tally.ready_seconds_max, self.daemon.start())
-        with self._client() as client:
-            self._judge(client, client.open_namespace(SPEC).namespace_id)
-        self._killed.clear()
-        seeds = [self._chance.randrange(1 << 30) for _ in range(CLIENTS)]
-        threads = [threading.Thread(target=self._work, args=(random.Random(seed),)) for seed in seeds]
-        for thread in threads:
-            thread.start()
+        if not self._runs:
+            self._start()
+        clients = self._clients()
+        threads = clients.start([self._chance.randrange(1 << 30) for _ in range(CLIENTS)])
         end = time.monotonic() + self._chance.uniform(*LIFE_SECONDS)
-        while time.monotonic() < end and not self._killed.wait(0.1):
+        while time.monotonic() < end and not clients.killed.wait(0.1):
             tally.du_bytes_max = max(tally.du_bytes_max, settled_du(self.directory))
-        self._killed.set()
-        self.daemon.kill()
+        clients.killed.set()
+        self.close()
         for thread in threads:
             thread.join()
-        nbytes = du(str(self.directory))
-        tally.du_bytes_max = max(tally.du_bytes_max, nbytes)
-        if nbytes > CAP_BYTES:
-            tally.faults.append(f"du says {nbytes} bytes after a kill, over the cap of {CAP_BYTES}")
+        evictions = self.trace.evictions
+        self.trace.end_of_life()
+        named = self._look_at_records()
+        if self.trace.evictions > evictions:
+            tally.named_min = min(tally.named_min or len(named), len(named))
+        born = self.trace.end
+        self._start()
+        with clients.connect() as client:
+            self._judge(client, client.open_namespace(SPEC).namespace_id, named, born)
+        self._check_directory()
+        tally.faults += [f"the daemon's log: {line}" for line in self.trace.errors[:FAULTS_MAX]]
+        self.trace.errors.clear()
         tally.loops += 1
 
     def close(self) -> None:
         """End the daemon, if it still runs."""
         self.daemon.kill()
+        self._runs = False
 
-    def _client(self) -> Client:
-        options = ClientOptions(name="crashtest", buffer_bytes=4 << 20, strict=True, timeout_s=60.0)
-        return Client(self.daemon.socket, options)
+    def _start(self) -> None:
+        self.tally.ready_seconds_max = max(self.tally.ready_seconds_max, self.daemon.start())
+        self._runs = True
 
-    def _work(self, chance: random.Random) -> None:
-        """One client, until the daemon is gone."""
-        try:
-            with self._client() as client:
-                namespace = client.open_namespace(SPEC).namespace_id
-                while not self._killed.is_set():
-                    role = chance.choices((self._put, self._get, self._remove), (6, 3, 1))[0]
-                    role(client, namespace, chance)
-        except KVStoreError as error:
-            if not self._killed.is_set():
-                with self.known.lock:
-                    self.tally.faults.append(f"a client failed before the kill: {type(error).__name__} {error}")
-                self._killed.set()
+    def _clients(self) -> Clients:
+        return Clients(self.daemon.socket, self.known, self.trace, self.tally)
 
-    def _put(self, client: Client, namespace: NamespaceId, chance: random.Random) -> None:
-        with self.known.lock:
-            number, self.known.next_chain = self.known.next_chain, self.known.next_chain + 1
-        count = chance.randint(1, RUN_BLOCKS_MAX)
-        keys = chain_keys(SPEC.namespace_id, [number, *range(1, count * SPEC.block_tokens)], SPEC.block_tokens)
-        blocks = PutBlocks(keys, parents_of(keys), [*map(payload_of, keys)], durability=Durability.DURABLE)
-        outcomes = client.put(namespace, blocks).outcomes
-        good = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is Outcome.HIT]
-        with self.known.lock:
-            self.known.put(good)
-            self.tally.acks += bool(good)
-            self.tally.blocks_acknowledged += len(good)
+    def _look_at_records(self) -> frozenset[BlockKey]:
+        """Blocks that the directory of the dead daemon names; its size is within the cap."""
+        tally, nbytes = self.tally, du(str(self.directory))
+        tally.du_bytes_max = max(tally.du_bytes_max, nbytes)
+        if nbytes > CAP_BYTES:
+            tally.faults.append(f"du says {nbytes} bytes after a kill, over the cap of {CAP_BYTES}")
+        named, damage = named_blocks(LinuxDisk(str(self.directory)))
+        tally.faults += [f"after a kill: {text}" for text in damage]
+        return named
 
-    def _get(self, client: Client, namespace: NamespaceId, chance: random.Random) -> None:
-        keys = self._some(chance, 4)
-        got = client.get(namespace, keys)
-        for key, payload in zip(keys, got.payloads, strict=True):
-            self._compare(key, payload)
-
-    def _remove(self, client: Client, namespace: NamespaceId, chance: random.Random) -> None:
-        keys = self._some(chance, 2)
-        with self.known.lock:
-            self.known.remove(keys)
-        outcomes = client.remove(namespace, keys)
-        with self.known.lock:
-            self.tally.removals_acknowledged += outcomes.count(Outcome.HIT)
-
-    def _some(self, chance: random.Random, count: int) -> list[BlockKey]:
-        with self.known.lock:
-            return chance.sample(list(self.known.durable), min(count, len(self.known.durable)))
-
-    def _compare(self, key: BlockKey, payload: memoryview | None) -> None:
-        if payload is None:
-            return
-        right = payload == payload_of(key)
-        with self.known.lock:
-            self.tally.reads_checked += 1
-            self.tally.corrupt += not right
-
-    def _judge(self, client: Client, namespace: NamespaceId) -> None:
-        """Read every acknowledged block; those that are gone are no longer expected."""
-        known, tally = self.known, self.tally
-        keys = list(known.durable)
+    def _judge(self, client: Client, namespace: NamespaceId, named: frozenset[BlockKey], born: int) -> None:
+        """Read every block that was acknowledged or is named; those that are gone are no longer expected."""
+        known, told = self.known, len(self.tally.faults) + FAULTS_MAX
+        keys = list(known.durable | dict.fromkeys(named))
         for begin in range(0, len(keys), CHECK_BLOCKS):
             some = keys[begin : begin + CHECK_BLOCKS]
-            for key, payload in zip(some, client.get(namespace, some).payloads, strict=True):
-                tally.blocks_judged += 1
-                self._compare(key, payload)
-                if payload is not None:
-                    continue
-                put_since = known.put_bytes - known.durable.pop(key)
-                if key in known.removing:
-                    continue
-                if put_since >= CAP_BYTES // 4:
-                    tally.evicted += 1
-                else:
-                    tally.lost += 1
-                    tally.faults.append(f"{key.hex()} is lost, {put_since} bytes after it was put")
-        known.removing &= known.durable.keys()
-        known.child = {key: child for key, child in known.child.items() if key in known.durable}
-        self._check_directory()
+            there = self._read(client, namespace, some)
+            self.trace.read()
+            for key in some:
+                self._judge_one(key, there=key in there, named=key in named, born=born)
+        self.tally.blocks_judged += len(keys)
+        del self.tally.faults[told:]
+
+    def _read(self, client: Client, namespace: NamespaceId, keys: list[BlockKey]) -> set[BlockKey]:
+        """Which blocks the daemon serves. What it can not read now is asked for again."""
+        there: set[BlockKey] = set()
+        left, why = keys, ""
+        for _ in range(READ_TRIES):
+            got = client.get(namespace, left)
+            self._clients().compare(left, got.payloads)
+            answers = list(zip(left, got.outcomes, got.reasons, strict=True))
+            there |= {key for key, outcome, _ in answers if outcome is Outcome.HIT}
+            unread = [
+                (key, f"{outcome.name} {reason.name}") for key, outcome, reason in answers
+                if outcome is not Outcome.HIT and not (outcome is Outcome.MISS and reason in ABSENT)
+            ]  # fmt: skip
+            if not unread:
+                return there
+            left, why = [key for key, _ in unread], unread[0][1]
+            time.sleep(RETRY_SECONDS)
+        self.tally.faults.append(f"{len(left)} blocks can not be read: {why}")
+        return there
+
+    def _judge_one(self, key: BlockKey, *, there: bool, named: bool, born: int) -> None:
+        known, tally = self.known, self.tally
+        since = known.durable.get(key)
+        drop = self.trace.drops.get(key)
+        if there:
+            if not named:
+                tally.phantoms += 1
+                tally.faults.append(f"{key.hex()} is there, though the records do not name it")
+            tally.drops_undone += since is not None and drop is not None and since <= drop.at < born
+            # It was on SSD when this life began, or it would not be here; so it is expected from now on.
+            known.witness([key], born)
+            return
+        fate = Fate.THERE
+        if named:
+            # The records were right to name it: only this life can have dropped it.
+            known.durable[key] = born
+        if key in known.durable:
+            fate = known.fate(key, self.trace)
+            del known.durable[key]
+        elif since is None:
+            return
+        tally.evicted += fate is Fate.EVICTED
+        tally.removed += fate is Fate.REMOVED
+        if fate in (Fate.THERE, Fate.SPOILED):
+            tally.lost += 1
+            where = "named" if named else "not named"
+            tally.faults.append(f"{key.hex()} is lost: {where} by the records, known at {since}, {fate.value}, {drop}")
 
     def _check_directory(self) -> None:
         left = [name for name in os.listdir(self.directory) if name.endswith(".tmp")]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvstore.core.clock import MonotonicClock
 from kvstore.core.errors import CorruptBlock, TierUnavailable
+from kvstore.core.types import BlockKey
 from kvstore.tiers.base import BlockRead, DiskHandle, ReadStatus
 from kvstore.tiers.ssd.catalog import CATALOG_NAME, unpack_catalog
 from kvstore.tiers.ssd.checkpoint import unpack_checkpoint
@@ -15,7 +17,7 @@ from kvstore.tiers.ssd.core import Core, Segment
 from kvstore.tiers.ssd.files import read_file
 from kvstore.tiers.ssd.findings import Findings
 from kvstore.tiers.ssd.format import SEGMENT_HEAD_BYTES, check_segment_head, segment_name
-from kvstore.tiers.ssd.journal import check_file_head
+from kvstore.tiers.ssd.journal import SECTOR_BYTES, check_file_head
 from kvstore.tiers.ssd.port import DiskPort, read_full
 from kvstore.tiers.ssd.reader import Reader
 from kvstore.tiers.ssd.recover import numbers_of, scan_frames
@@ -56,17 +58,31 @@ class Scrub:
 
     def run(self) -> ScrubReport:
         """Check; raises TierUnavailable if there is no tier, another process holds it, or its version is not known."""
-        names = self._port.listdir("")
-        if not any(name.startswith(("segment-", "journal-", "checkpoint-")) for name in names):
-            raise TierUnavailable(f"{self._port.directory} holds no SSD tier")
-        held = self._port.lock("LOCK")
-        try:
+        with self._held() as names:
             self._list(names)
             self._load(names)
             self._open_segments(names)
             self._check_blocks()
             self._report.damage += self._findings.damage
             return self._report
+
+    def names(self) -> tuple[frozenset[BlockKey], tuple[str, ...]]:
+        """Keys that the records name, and what of the records is damaged; raises as ``run``. Segments are not read."""
+        with self._held() as names:
+            self._load(names)
+            table = self._core.table
+            keys = frozenset(table.key(row) for row in range(len(table.block_extent)) if table.alive(row))
+            return keys, (*self._report.damage, *self._findings.damage)
+
+    @contextmanager
+    def _held(self) -> Iterator[list[str]]:
+        """The names in the directory, which is held meanwhile."""
+        names = self._port.listdir("")
+        if not any(name.startswith(("segment-", "journal-", "checkpoint-")) for name in names):
+            raise TierUnavailable(f"{self._port.directory} holds no SSD tier")
+        held = self._port.lock("LOCK")
+        try:
+            yield names
         finally:
             for segment in self._core.segments.values():
                 self._port.close(segment.fd)
@@ -107,7 +123,10 @@ class Scrub:
         try:
             check_file_head(data, number)
         except CorruptBlock as error:
-            self._report.damage.append(error.message)
+            # A crash may tear the head of a journal that holds no frame yet.
+            if len(data) > SECTOR_BYTES:
+                self._report.damage.append(error.message)
+            self._report.torn_tail_bytes += len(data)
             return
         end, _ = scan_frames(data, number, self._replay.apply)
         self._report.torn_tail_bytes += len(data) - end
@@ -156,3 +175,8 @@ class Scrub:
 def check_directory(port: DiskPort) -> ScrubReport:
     """Check the directory of a port; see ``Scrub.run``."""
     return Scrub(port).run()
+
+
+def named_blocks(port: DiskPort) -> tuple[frozenset[BlockKey], tuple[str, ...]]:
+    """What the records of a directory at rest name, and their damage; see ``Scrub.names``."""
+    return Scrub(port).names()

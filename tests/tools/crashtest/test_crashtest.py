@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 import pytest
 
-from kvstore.tools.crashtest.daemon import CAP_BYTES, Known, Torture, payload_of
 from kvstore.tools.crashtest.events import Event, pack, unpack
 from kvstore.tools.crashtest.judge import Verdict
 from kvstore.tools.crashtest.main import Tally, run_loop
@@ -49,61 +47,6 @@ def test_each_breach_counts(verdict):
     assert tally.must == {1, 2}
     tally.take(verdict)
     assert not tally.good
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_kills_of_a_daemon_lose_nothing(tmp_path):
-    torture = Torture(tmp_path, 5)
-    for _ in range(4):
-        torture.run_loop()
-    assert torture.tally.good, torture.tally
-    assert torture.tally.acks
-    assert torture.tally.reads_checked
-
-
-class OneBlock:
-    """A client that answers every get with one payload."""
-
-    def __init__(self, payload):
-        self.payload = payload
-
-    def get(self, _namespace, keys):
-        return SimpleNamespace(payloads=[self.payload for _ in keys])
-
-
-KEY = bytes(32)
-
-
-@pytest.mark.parametrize(
-    ("payload", "put_after", "removing", "found"),
-    [
-        (payload_of(KEY), 0, False, (0, 0, 0)),
-        (bytes(len(payload_of(KEY))), 0, False, (1, 0, 0)),
-        (None, 0, False, (0, 1, 0)),
-        (None, CAP_BYTES // 4 - 1, False, (0, 1, 0)),
-        (None, CAP_BYTES // 4, False, (0, 0, 1)),
-        (None, 0, True, (0, 0, 0)),
-    ],
-    ids=["right", "wrong", "lost", "lost later", "evicted", "removed"],
-)
-def test_a_block_after_a_kill(tmp_path, monkeypatch, payload, put_after, removing, found):
-    torture = Torture(tmp_path, 1)
-    monkeypatch.setattr(torture, "_check_directory", lambda: None)
-    torture.known.put([KEY])
-    torture.known.put_bytes += put_after
-    torture.known.removing |= {KEY} if removing else set()
-    torture._judge(OneBlock(payload), None)
-    tally = torture.tally
-    assert (tally.corrupt, tally.lost, tally.evicted) == found
-    assert tally.good == (not any(found[:2]))
-    assert (KEY in torture.known.durable) == (payload is not None)
-
-
-def test_blocks_behind_a_removed_one_may_be_gone():
-    known = Known(child={b"1": b"2", b"2": b"3", b"4": b"5"})
-    known.remove([b"2"])
-    assert known.removing == {b"2", b"3"}
 
 
 def test_a_directory_over_the_cap_is_a_fault():

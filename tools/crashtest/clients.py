@@ -1,0 +1,124 @@
+"""The clients of ``crashtest --daemon``: threads that put, put again, extend, get and remove blocks until the kill."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kvstore.client import Client, ClientOptions
+from kvstore.client.payloads import PutBlocks
+from kvstore.core.errors import KVStoreError
+from kvstore.core.keys import parents_of
+from kvstore.core.types import BlockKey, Durability, NamespaceId, Outcome
+from kvstore.tools.crashtest.known import SPEC, Known, keys_of, payload_of
+from kvstore.tools.crashtest.trace import Trace
+
+CLIENTS: Final = 8
+RUN_BLOCKS_MAX: Final = 6
+NEW_SHARE: Final = 0.6
+"""Puts of a new chain. The others name one that may be there, in part or whole, or be under way in another client."""
+RECENT_CHAINS: Final = 8
+DURABLE_SHARE: Final = 0.8
+
+
+@dataclass(slots=True)
+class ClientTally:
+    """Sums over all clients; the lock of ``Known`` guards them."""
+
+    acks: int = 0
+    blocks_acknowledged: int = 0
+    blocks_acknowledged_again: int = 0
+    removals_acknowledged: int = 0
+    reads_checked: int = 0
+    corrupt: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+class Clients:
+    """One life's clients. ``killed`` ends them; a call that fails before it is set is a fault, and sets it."""
+
+    def __init__(self, socket: Path, known: Known, trace: Trace, tally: ClientTally) -> None:
+        self._socket = socket
+        self._known = known
+        self._trace = trace
+        self._tally = tally
+        self.killed = threading.Event()
+
+    def start(self, seeds: list[int]) -> list[threading.Thread]:
+        """One thread a seed."""
+        threads = [threading.Thread(target=self._work, args=(random.Random(seed),)) for seed in seeds]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def connect(self) -> Client:
+        """A client whose calls raise."""
+        options = ClientOptions(name="crashtest", buffer_bytes=4 << 20, strict=True, timeout_s=60.0)
+        return Client(self._socket, options)
+
+    def _work(self, chance: random.Random) -> None:
+        """One client, until the daemon is gone."""
+        try:
+            with self.connect() as client:
+                namespace = client.open_namespace(SPEC).namespace_id
+                while not self.killed.is_set():
+                    role = chance.choices((self._put, self._get, self._remove), (6, 3, 1))[0]
+                    role(client, namespace, chance)
+        except KVStoreError as error:
+            if not self.killed.is_set():
+                with self._known.lock:
+                    self._tally.faults.append(f"a client failed before the kill: {type(error).__name__} {error}")
+                self.killed.set()
+
+    def _put(self, client: Client, namespace: NamespaceId, chance: random.Random) -> None:
+        keys = keys_of(self._chain(chance), chance.randint(1, RUN_BLOCKS_MAX))
+        durable = chance.random() < DURABLE_SHARE
+        durability = Durability.DURABLE if durable else Durability.MEMORY
+        since = self._trace.end
+        blocks = PutBlocks(keys, parents_of(keys), [*map(payload_of, keys)], durability=durability)
+        answer = client.put(namespace, blocks)
+        if not durable:
+            return
+        good = [key for key, outcome in zip(keys, answer.outcomes, strict=True) if outcome is Outcome.HIT]
+        with self._known.lock:
+            self._known.witness(good, since)
+            self._tally.acks += bool(good)
+            self._tally.blocks_acknowledged += len(good)
+            self._tally.blocks_acknowledged_again += sum(answer.existed)
+
+    def _chain(self, chance: random.Random) -> int:
+        """A new chain, one of the last few, which others may be putting now, or any."""
+        known = self._known
+        with known.lock:
+            if chance.random() < NEW_SHARE or not known.chains:
+                known.chains += 1
+                return known.chains - 1
+            first = known.chains - RECENT_CHAINS if chance.random() < 0.7 else 0
+            return chance.randrange(max(0, first), known.chains)
+
+    def _get(self, client: Client, namespace: NamespaceId, chance: random.Random) -> None:
+        keys = self._some(chance, 4)
+        self.compare(keys, client.get(namespace, keys).payloads)
+
+    def _remove(self, client: Client, namespace: NamespaceId, chance: random.Random) -> None:
+        keys = self._some(chance, 2)
+        with self._known.lock:
+            self._known.ask(keys)
+        outcomes = client.remove(namespace, keys)
+        with self._known.lock:
+            self._tally.removals_acknowledged += outcomes.count(Outcome.HIT)
+
+    def _some(self, chance: random.Random, count: int) -> list[BlockKey]:
+        with self._known.lock:
+            return chance.sample(list(self._known.durable), min(count, len(self._known.durable)))
+
+    def compare(self, keys: list[BlockKey], payloads: tuple[memoryview | None, ...]) -> None:
+        """Count what was read, and what of it is not what was written."""
+        read = [(key, payload) for key, payload in zip(keys, payloads, strict=True) if payload is not None]
+        wrong = sum(payload != payload_of(key) for key, payload in read)
+        with self._known.lock:
+            self._tally.reads_checked += len(read)
+            self._tally.corrupt += wrong

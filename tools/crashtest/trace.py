@@ -1,0 +1,79 @@
+"""What a killed daemon had told of its copies: every one that came to a tier or left it, and why.
+
+At level debug the store names each copy in its log (``kvstore.store.history.trace``) while it holds its lock, so before
+it answers anybody and before the drop of a copy can reach the disk. What a process has written to a file outlives its
+kill. So the log is exact: a block that is gone from SSD without a line that says so was lost. Positions in the
+log order what the daemon did against what its clients saw.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kvstore.core.types import KEY_BYTES, BlockKey, Reason, Tier
+
+MARK: Final = b" DEBUG kvstore.store.trace: "
+ERROR: Final = b" ERROR "
+CAUSES: Final = frozenset(reason.name for reason in Reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A copy left SSD, or a block on its way there was removed; ``at`` is the line's position in the log."""
+
+    at: int
+    cause: Reason
+
+
+@dataclass(slots=True)
+class Trace:
+    """Follows one log through all lives of the daemon."""
+
+    path: Path
+    drops: dict[BlockKey, Drop] = field(default_factory=dict)
+    """The last one of each block."""
+    removals: Counter[BlockKey] = field(default_factory=Counter)
+    """Copies that left SSD since somebody asked."""
+    evictions: int = 0
+    """Copies that left SSD for space."""
+    errors: list[str] = field(default_factory=list)
+    """Lines of level error, not yet taken."""
+    _read: int = 0
+
+    @property
+    def end(self) -> int:
+        """Length of the log now: whatever happens from now on is told behind it."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def read(self) -> None:
+        """Take the whole lines that came since."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as log:
+            log.seek(self._read)
+            lines = log.read().split(b"\n")
+        for line in lines[:-1]:
+            if MARK in line:
+                self._take(line.partition(MARK)[2].decode().split(), self._read)
+            elif ERROR in line:
+                self.errors.append(line.decode(errors="replace"))
+            self._read += len(line) + 1
+
+    def end_of_life(self) -> None:
+        """The daemon was killed. A line that the kill cut in two was of no effect, and must not spoil the next."""
+        with self.path.open("ab") as log:
+            log.write(b"\n")
+        self.read()
+
+    def _take(self, words: list[str], at: int) -> None:
+        if len(words) != 4 or words[0] != "dropped" or len(words[2]) != 2 * KEY_BYTES or words[3] not in CAUSES:
+            return
+        key, cause, on_ssd = BlockKey(bytes.fromhex(words[2])), Reason[words[3]], words[1] == Tier.SSD.name
+        # What is removed goes from all tiers at once, and what was on its way to SSD never comes there.
+        if on_ssd or cause is Reason.REMOVED:
+            self.drops[key] = Drop(at, cause)
+        self.removals[key] += on_ssd and cause is Reason.REMOVED
+        self.evictions += on_ssd and cause is Reason.EVICTED
