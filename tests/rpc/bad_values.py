@@ -91,6 +91,7 @@ RULES: dict[str, list[Bad]] = {
         Bad(4097, field="count", also=(("keys", b""),)),
         Bad(HUGE32, also=(("keys", b""),)),
     ],
+    "ReserveRequest.durability": [Bad(99, field="durability")],
     "CommitRequest.namespace_id": NAMESPACE,
     "CommitRequest.reservation_ids": [
         Bad([], field="reservation_ids"),

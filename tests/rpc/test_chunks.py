@@ -120,6 +120,17 @@ def test_a_small_block_that_decodes_to_much_is_refused():
             plain_data(bomb, room)
 
 
+@pytest.mark.parametrize("size", [0, CHUNK_BYTES_MAX + 1])
+def test_no_message_carries_more_than_a_mebibyte(size):
+    data = bytes(size)
+    plain = cache_pb2.WriteChunk(data=data, crc32c=crc32c(data))
+    coded = cache_pb2.WriteChunk(data=data, coded=cache_pb2.ChunkCoding(coding=1, plain_bytes=8, planes=1))
+    for chunk in (plain, coded):
+        with pytest.raises(CorruptBlock) as caught:
+            plain_data(chunk, 1 << 30)
+        assert (caught.value.field, caught.value.value) == ("data", f"{size} bytes")
+
+
 def test_no_damage_gives_other_bytes():
     """It is refused, but for other spellings of the same bytes: a match that is found at another distance."""
     data = smooth(2048)

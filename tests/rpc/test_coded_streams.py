@@ -323,6 +323,31 @@ def test_a_daemon_from_before_codings_is_sent_plain_bytes(connect, counters, mon
     assert (grown["wire_written_bytes"], grown["wire_written_saved_bytes"]) == (len(payloads[0]), 0)
 
 
+def test_the_asyncio_client_learns_it_after_a_reconnect_too(daemon, counters, monkeypatch):
+    spec = spec_of()
+
+    async def put_after_a_reconnect():
+        async with AsyncClient(f"grpc://127.0.0.1:{daemon.grpc_port}", ClientOptions(strict=True)) as client:
+            opened = await client.open_namespace(spec, policy=LZ4)
+            monkeypatch.setattr("kvstore.rpc.handlers_cache.codings_of", lambda policy: [])
+            (await client.connection())[0].close()
+            keys = chain(opened.namespace_id, 1)
+            await client.put(opened.namespace_id, PutBlocks(keys, parents_of(keys), [kv_of(spec, 0)]))
+
+    asyncio.run(put_after_a_reconnect())
+    grown = counters()
+    assert (grown["wire_written_bytes"], grown["wire_written_saved_bytes"]) == (len(kv_of(spec, 0)), 0)
+
+
+def test_codes_of_int8_are_bytes_and_no_numbers_of_two(connect):
+    client, spec = connect(), spec_of("float16", codec="int8")
+    opened = client.open_namespace(spec, policy=LZ4)
+    keys = chain(opened.namespace_id, 1)
+    put(client, opened, keys, [bytes(len(kv_of(spec, 0)))])
+    (sent,) = read_chunks(client, opened.namespace_id, keys, accept=[int(Coding.LZ4)])
+    assert (sent.codec, sent.coded.coding, sent.coded.planes) == (Codec.INT8, Coding.LZ4, 1)
+
+
 # ---------------------------------------------------------------- a random model
 
 
