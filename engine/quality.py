@@ -2,32 +2,33 @@
 
 Teacher-forced: each token of the text is predicted from the true ones before it. All tokens of all layers are coded,
 in blocks as the store keeps them; the model's own computation stays in fp32, so what differs is the codec alone.
+
+One forward pass is exact, and one a codec follows. Only the last layer's states are kept of each, so that the logits
+of a chunk are computed side by side and the exact ones serve all codecs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.kernels.layout import SliceGeometry
-from kvstore.kernels.quant import dequantise, quantise
+from kvstore.engine.quality_codecs import BLOCK_TOKENS, CODECS, RoundTrip
 
-BLOCK_TOKENS: Final = 64
-LOGIT_ROWS: Final = 512
-"""Rows of logits at one time: those of a whole text would take a gigabyte."""
+LOGIT_ROWS: Final = 256
+"""Rows of logits at one time: 50 MB of SmolLM2's, in buffers that are filled again and again."""
 _NAME: Final = "kvstore_quality"
 
-RoundTrip = Callable[[torch.Tensor], torch.Tensor]
-"""K or V of a layer, [kv_heads, tokens, head_dim] in fp32, as a reader gets them back."""
+Step = Callable[[str], Any]
+"""Makes a context that lasts as long as the step of that name, to show progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,45 +53,28 @@ class Quality:
 class _Tap:
     """What travels with a forward pass: the codec, and squares of errors and of outputs, layer by layer."""
 
-    code: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None
+    code: RoundTrip | None
     errors: list[tuple[float, float]] = field(default_factory=list)
 
-
-def through_dtype(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """Raw blocks of a model that computes in ``dtype``."""
-    return lambda key, value: (key.to(dtype).float(), value.to(dtype).float())
-
-
-def through_int8(key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise and dequantise whole blocks of K and V, [kv_heads, tokens, head_dim] in fp32."""
-    heads, tokens, width = key.shape
-    geometry = SliceGeometry(heads, width, BLOCK_TOKENS, "float32")
-    blocks = tokens // BLOCK_TOKENS
-    # [blocks, heads, head_dim, block_tokens] and [blocks, heads, block_tokens, head_dim], as a raw slice holds them.
-    keys = key.view(heads, blocks, BLOCK_TOKENS, width).permute(1, 0, 3, 2)
-    values = value.view(heads, blocks, BLOCK_TOKENS, width).permute(1, 0, 2, 3)
-    raw = torch.stack([keys.reshape(blocks, heads, -1), values.reshape(blocks, heads, -1)], 2).contiguous().numpy()
-    coded = np.zeros(blocks * geometry.slice_stride("int8"), np.uint8)
-    if not quantise(raw, coded, geometry, blocks, strides=(geometry.raw_bytes, geometry.slice_stride("int8"))):
-        raise InvalidArgument("text", "values beyond fp16", "K and V that are finite; such blocks stay raw")
-    back = np.empty_like(raw)
-    dequantise(coded, back, geometry, blocks, strides=(geometry.raw_bytes, geometry.slice_stride("int8")))
-    both = torch.from_numpy(back).view(blocks, heads, 2, -1)
-    found_keys = both[:, :, 0].view(blocks, heads, width, BLOCK_TOKENS).permute(1, 0, 3, 2)
-    found_values = both[:, :, 1].view(blocks, heads, BLOCK_TOKENS, width).permute(1, 0, 2, 3)
-    return found_keys.reshape(heads, tokens, width), found_values.reshape(heads, tokens, width)
+    @property
+    def relative_error(self) -> float:
+        wrong, whole = (sum(column) for column in zip(*self.errors, strict=True))
+        return math.sqrt(wrong / whole)
 
 
-CODECS: Final = {
-    "fp16": through_dtype(torch.float16),
-    "bf16": through_dtype(torch.bfloat16),
-    "int8": through_int8,
-}
+@dataclass(slots=True)
+class _Sums:
+    """Sums over the tokens predicted so far: nats of KL, equal argmaxes, nats of loss."""
+
+    kl: float = 0.0
+    same: int = 0
+    loss: float = 0.0
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    group = query.shape[0] // key.shape[0]
-    key, value = key.repeat_interleave(group, 0), value.repeat_interleave(group, 0)
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    # With a batch dimension torch takes its flash op, which makes no [tokens, tokens] of anything: ten times as fast.
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
 
 
@@ -108,12 +92,13 @@ def _forward(
             raise InvalidArgument("model", name, "a model of plain causal attention")
     tap: _Tap = arguments["tap"]
     scale = arguments.get("scaling") or query.shape[-1] ** -0.5
-    out = _attend(query[0], key[0], value[0], scale)
+    out = _attend(query, key, value, scale)
     if tap.code is not None:
         exact = out
-        out = _attend(query[0], *tap.code(key[0], value[0]), scale)
+        keys, values = tap.code(key[0], value[0])
+        out = _attend(query, keys[None], values[None], scale)
         tap.errors.append((float((out - exact).square().sum()), float(exact.square().sum())))
-    return out.transpose(0, 1).unsqueeze(0), None
+    return out.transpose(1, 2), None
 
 
 class QualityProbe:
@@ -130,8 +115,10 @@ class QualityProbe:
         return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True))
 
     @torch.inference_mode()
-    def measure(self, tokens: Sequence[int], codecs: Sequence[str] = tuple(CODECS)) -> list[Quality]:
-        """Compare each codec with the exact run; the text is cut to whole blocks.
+    def measure(
+        self, tokens: Sequence[int], codecs: Sequence[str] = tuple(CODECS), step: Step = nullcontext
+    ) -> list[Quality]:
+        """Compare each codec with the exact run; the text is cut to whole blocks. ``step`` is entered around each pass.
 
         Raises InvalidArgument for a text under two blocks or above the model's positions, or an unknown codec.
         """
@@ -143,35 +130,67 @@ class QualityProbe:
             most = self._network.config.max_position_embeddings
             raise InvalidArgument("text", f"{len(tokens)} tokens", f"{2 * BLOCK_TOKENS} to {most} tokens")
         ids = torch.tensor([list(tokens[:count])])
-        exact = self._states(ids, _Tap(None))
-        return [self._compare(codec, ids, exact) for codec in codecs]
+        taps = [_Tap(CODECS[codec].code) for codec in codecs]
+        with step("exact"):
+            exact = self._states(ids, _Tap(None))
+        coded = []
+        for codec, tap in zip(codecs, taps, strict=True):
+            with step(codec):
+                coded.append(self._states(ids, tap))
+        with step("predictions"):
+            loss, sums = self._predict(ids[0, 1:], exact[:-1], [states[:-1] for states in coded])
+        found = zip(codecs, taps, sums, strict=True)
+        return [_quality(codec, count, one, loss, tap.relative_error) for codec, tap, one in found]
 
     def _states(self, ids: torch.Tensor, tap: _Tap) -> torch.Tensor:
         states: torch.Tensor = self._network.get_decoder()(input_ids=ids, use_cache=False, tap=tap)[0][0]
         return states
 
-    def _compare(self, codec: str, ids: torch.Tensor, exact: torch.Tensor) -> Quality:
-        tap = _Tap(CODECS[codec])
-        states = self._states(ids, tap)
+    def _predict(
+        self, following: torch.Tensor, exact: torch.Tensor, coded: list[torch.Tensor]
+    ) -> tuple[float, list[_Sums]]:
+        """Loss of the exact states, and what each codec's add up to; row i of all predicts ``following[i]``."""
         head = self._network.get_output_embeddings()
-        count = len(states) - 1
-        kl = same = loss = loss_exact = 0.0
-        for begin in range(0, count, LOGIT_ROWS):
-            rows = slice(begin, min(begin + LOGIT_ROWS, count))
-            following = ids[0, rows.start + 1 : rows.stop + 1]
-            wanted = functional.log_softmax(head(exact[rows]).double(), -1)
-            found = functional.log_softmax(head(states[rows]).double(), -1)
-            kl += float((wanted.exp() * (wanted - found)).sum())
-            same += float((wanted.argmax(-1) == found.argmax(-1)).sum())
-            loss_exact -= float(wanted.gather(1, following[:, None]).sum())
-            loss -= float(found.gather(1, following[:, None]).sum())
-        wrong, whole = (sum(column) for column in zip(*tap.errors, strict=True))
-        return Quality(
-            codec,
-            len(states),
-            kl / count,
-            same / count,
-            math.exp(loss / count),
-            math.exp(loss_exact / count),
-            math.sqrt(wrong / whole),
-        )
+        width = head.weight.shape[0]
+        buffers = [torch.empty(LOGIT_ROWS, width) for _ in range(4)]
+        loss_exact, sums = 0.0, [_Sums() for _ in coded]
+        for rows in _chunks(len(following)):
+            logits, chances, other, scratch = (buffer[: rows.stop - rows.start] for buffer in buffers)
+            next_ids = following[rows, None]
+            _logits(head, exact[rows], logits)
+            best = logits.argmax(-1)
+            peak = logits.amax(-1, keepdim=True)
+            mass = torch.sub(logits, peak, out=chances).exp_().sum(-1, keepdim=True)
+            chances /= mass
+            whole = peak.double() + mass.double().log()
+            loss_exact += float((whole - logits.gather(1, next_ids)).sum())
+            for states, found in zip(coded, sums, strict=True):
+                _logits(head, states[rows], other)
+                found.same += int((other.argmax(-1) == best).sum())
+                wanted = other.gather(1, next_ids)
+                # With d the exact logit less the coded one: KL = E[d] + log E[exp(-d)] under the exact chances. As
+                # 1 + E[exp(-d) - 1] it keeps its digits in fp32, where a difference of two log-softmaxes loses them.
+                less = torch.sub(logits, other, out=other)
+                mean = torch.mul(less, chances, out=scratch).sum(-1, keepdim=True).double()
+                growth = less.neg_().expm1_().mul_(chances).sum(-1, keepdim=True).double().log1p()
+                found.kl += float((mean + growth).sum())
+                found.loss += float((whole + growth - wanted).sum())
+        return loss_exact, sums
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    for begin in range(0, count, LOGIT_ROWS):
+        yield slice(begin, min(begin + LOGIT_ROWS, count))
+
+
+def _logits(head: Any, states: torch.Tensor, into: torch.Tensor) -> None:
+    """Fill ``into``: memory of its own for each chunk costs more in page faults than the arithmetic on it."""
+    torch.mm(states, head.weight.t(), out=into)
+    if getattr(head, "bias", None) is not None:
+        into += head.bias
+
+
+def _quality(codec: str, tokens: int, sums: _Sums, loss_exact: float, error: float) -> Quality:
+    count = tokens - 1
+    exact, found = math.exp(loss_exact / count), math.exp(sums.loss / count)
+    return Quality(codec, tokens, sums.kl / count, sums.same / count, found, exact, error)

@@ -137,13 +137,17 @@ def quality(
     text: Annotated[list[Path], typer.Argument(help="Texts to predict, UTF-8.")],
     model: Annotated[Path, typer.Option("--model", help="Folder of a model.")] = Path(".cache/models/smollm2"),
     tokens: Annotated[int, typer.Option("--tokens", help="Take the first tokens of each text.", min=128)] = 4096,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option("--codec", help="Only this one; may be given several times. All are measured else."),
+    ] = None,
     output: OutputOption = Format.TABLE,
     markdown: MarkdownOption = None,
 ) -> None:
     """What each codec costs: KL, argmax, perplexity, attention error, on a text of yours."""
     from kvstore.tools.kvbench.quality import run_quality  # noqa: PLC0415 - brings torch and transformers
 
-    _run(output, markdown, lambda _: run_quality(model, text, tokens))
+    _run(output, markdown, lambda _: run_quality(model, text, tokens, codec or ()))
 
 
 def _numbers(text: str, option: str = "--threads") -> tuple[int, ...]:
