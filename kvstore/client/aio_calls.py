@@ -36,10 +36,16 @@ class AsyncCalls(ABC):
         return await self.run(self.operations.match(namespace_id, keys))
 
     async def reserve(
-        self, namespace_id: NamespaceId, tier: Tier, *, keys: Sequence[BlockKey] = (), count: int = 0
+        self,
+        namespace_id: NamespaceId,
+        tier: Tier,
+        *,
+        keys: Sequence[BlockKey] = (),
+        count: int = 0,
+        durability: Durability | None = None,
     ) -> ReserveResult:
         """See ``Cache``."""
-        return await self.run(self.operations.reserve(namespace_id, tier, keys, count))
+        return await self.run(self.operations.reserve(namespace_id, tier, keys, count, durability))
 
     async def commit(
         self,

@@ -70,7 +70,9 @@ class AsyncTransfer:
         reserved: ReserveResult | None = None
         try:
             for batch, parts in plan.batches(client.options.buffer_bytes):
-                reserved = await client.reserve(namespace_id, Tier.HOST, keys=plan.keys(batch))
+                reserved = await client.reserve(
+                    namespace_id, Tier.HOST, keys=plan.keys(batch), durability=blocks.durability
+                )
                 for part in parts:
                     mine = part_of(reserved, part.start - batch.start, part.stop - batch.start)
                     written = await client.guarded("write", self._write(plan, part, mine), lambda: False)

@@ -98,7 +98,12 @@ class Operations:
         )
 
     def reserve(
-        self, namespace_id: NamespaceId, tier: Tier, keys: Sequence[BlockKey], count: int
+        self,
+        namespace_id: NamespaceId,
+        tier: Tier,
+        keys: Sequence[BlockKey],
+        count: int,
+        durability: Durability | None = None,
     ) -> Operation[ReserveResult]:
         """Cache/Reserve; a failed cache is full."""
         size = len(keys) or max(count, 0)
@@ -118,6 +123,7 @@ class Operations:
                 tier=int(tier),  # type: ignore[arg-type]
                 keys=b"".join(keys),
                 count=count,
+                durability=0 if durability is None else int(durability),  # type: ignore[arg-type]
             ),
             cache_pb2.ReserveResponse,
             parse,

@@ -245,7 +245,8 @@ class Client(SyncCalls):
         """Store whole blocks under their keys, parents first.
 
         Each payload is a contiguous buffer of ``layers * raw_slice_bytes`` bytes, raw whatever the codec, read before
-        the call returns. HIT where the block is resident now (``existed`` where it was before), else MISS and why.
+        the call returns. HIT where the block is resident now (``existed`` where it was before) and, if that was asked
+        for, durable; else MISS and why.
         """
         return self.transfer.put(namespace_id, blocks)
 

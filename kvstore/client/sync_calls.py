@@ -36,10 +36,16 @@ class SyncCalls(ABC):
         return self.run(self.operations.match(namespace_id, keys))
 
     def reserve(
-        self, namespace_id: NamespaceId, tier: Tier, *, keys: Sequence[BlockKey] = (), count: int = 0
+        self,
+        namespace_id: NamespaceId,
+        tier: Tier,
+        *,
+        keys: Sequence[BlockKey] = (),
+        count: int = 0,
+        durability: Durability | None = None,
     ) -> ReserveResult:
         """See ``Cache``."""
-        return self.run(self.operations.reserve(namespace_id, tier, keys, count))
+        return self.run(self.operations.reserve(namespace_id, tier, keys, count, durability))
 
     def commit(
         self,

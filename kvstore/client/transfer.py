@@ -90,7 +90,9 @@ class Transfer:
         reserved: ReserveResult | None = None
         try:
             for batch, parts in plan.batches(self._client.options.buffer_bytes):
-                reserved = self._client.reserve(namespace_id, Tier.HOST, keys=plan.keys(batch))
+                reserved = self._client.reserve(
+                    namespace_id, Tier.HOST, keys=plan.keys(batch), durability=blocks.durability
+                )
                 for part in parts:
                     mine = part_of(reserved, part.start - batch.start, part.stop - batch.start)
                     written = self._guarded("write", partial(self._write, plan, part, mine), lambda: False)

@@ -156,7 +156,10 @@ class Writer:
         """Open the session with room for all blocks, and reserve them."""
         room = len(self._header.keys) * self._layout.raw_stored_bytes
         self._session = self._store.open_session("write stream", buffer_bytes=room, remote=True).session_id
-        reserved = self._store.reserve(self._session, self._header.namespace_id, Tier.HOST, keys=self._header.keys)
+        header = self._header
+        reserved = self._store.reserve(
+            self._session, header.namespace_id, Tier.HOST, keys=header.keys, durability=header.durability
+        )
         self._outcomes, self._places = reserved.outcomes, reserved.places
         columns = zip(reserved.reservation_ids, self._header.keys, self._header.parents, strict=True)
         self._entries = [

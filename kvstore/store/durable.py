@@ -37,6 +37,12 @@ class Durably:
             return dict.fromkeys(slots, Reason.TIER_UNAVAILABLE)
         return self._inherited(slots, failures)
 
+    def is_durable(self, slot: int) -> bool:
+        """Whether a block and its parent are on SSD, and all that was written there is synced. Lock held."""
+        book, parent = self._state.book, self._state.book.index.parent[slot]
+        synced = self._state.synced >= self._state.writes
+        return synced and book.has(slot, Tier.SSD) and (parent < 0 or book.has(parent, Tier.SSD))
+
     def flush(self, seconds: float) -> FlushReport:
         """Write every block that is not on SSD, parents first, within ``seconds``; then sync."""
         deadline = self._state.clock.now() + seconds

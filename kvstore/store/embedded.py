@@ -71,10 +71,16 @@ class EmbeddedCache:
         return self.store.match(self.session_id, namespace_id, keys)
 
     def reserve(
-        self, namespace_id: NamespaceId, tier: Tier, *, keys: Sequence[BlockKey] = (), count: int = 0
+        self,
+        namespace_id: NamespaceId,
+        tier: Tier,
+        *,
+        keys: Sequence[BlockKey] = (),
+        count: int = 0,
+        durability: Durability | None = None,
     ) -> ReserveResult:
         """See ``Cache.reserve``."""
-        return self.store.reserve(self.session_id, namespace_id, tier, keys=keys, count=count)
+        return self.store.reserve(self.session_id, namespace_id, tier, keys=keys, count=count, durability=durability)
 
     def commit(
         self,

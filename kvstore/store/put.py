@@ -64,7 +64,13 @@ class Put:
         self._queue_writes = queue_writes
 
     def reserve(
-        self, session_id: SessionId, namespace_id: NamespaceId, tier: Tier, keys: Sequence[BlockKey], count: int
+        self,
+        session_id: SessionId,
+        namespace_id: NamespaceId,
+        tier: Tier,
+        keys: Sequence[BlockKey],
+        count: int,
+        durability: Durability | None = None,
     ) -> ReserveResult:
         """See ``Cache.reserve``.
 
@@ -86,8 +92,10 @@ class Put:
             state.owners.require_room("reservations", open_now + len(entries) - 1, state.config.reservations_max)
             self._tenancy.expire_leases()
             claims = _Claims([], [], [])
+            durable = (namespace.policy.durability if durability is None else durability) is Durability.DURABLE
             for key in entries:
-                if key is not None and book.resident(key, namespace) != NONE:
+                slot = NONE if key is None else book.resident(key, namespace)
+                if slot != NONE and not (durable and not self._durably.is_durable(slot)):
                     claims.add(Outcome.HIT)
                 elif claims.busy is None:
                     self._claim(claims, session, namespace, tier, key)

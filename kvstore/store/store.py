@@ -169,9 +169,10 @@ class Store:
         *,
         keys: Sequence[BlockKey] = (),
         count: int = 0,
+        durability: Durability | None = None,
     ) -> ReserveResult:
         """See ``Cache.reserve``."""
-        return self._put.reserve(session, namespace_id, tier, keys, count)
+        return self._put.reserve(session, namespace_id, tier, keys, count, durability)
 
     def commit(
         self,

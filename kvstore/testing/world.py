@@ -108,8 +108,8 @@ class World:
         durability: Durability | None = None,
         lease_id: LeaseId | None = None,
     ) -> CommitResult:
-        """Reserve, write and commit a chain; keys that are resident already are left out."""
-        reserved = self.cache.reserve(self.namespace_id, tier, keys=keys)
+        """Reserve, write and commit a chain; keys that are resident, and durable if that is asked, are left out."""
+        reserved = self.cache.reserve(self.namespace_id, tier, keys=keys, durability=durability)
         entries = []
         area = Area.DEVICE if tier is Tier.DEVICE else Area.BUFFER
         memory = self.cache.memory(area)
