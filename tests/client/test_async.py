@@ -11,8 +11,7 @@ import pytest
 
 from kvstore.client import AsyncClient, Backoff, Client, ClientOptions, Control
 from kvstore.core.errors import DeadlineExceeded, InvalidArgument, Unavailable, UnknownLease
-from kvstore.core.namespace import NamespacePolicy
-from kvstore.core.types import Area, Durability, LeaseId, Outcome, Reason, Target, Tier, WritePolicy
+from kvstore.core.types import Area, LeaseId, Outcome, Reason, Target
 from kvstore.rpc.framing import FrameKind, pack_frame
 from kvstore.v1 import session_pb2
 from tests.client.harness import DaemonProcess, blocks_of, chain, payload, small_spec
@@ -51,20 +50,6 @@ def test_put_match_get(make, spec):
                 await client.renew_lease(LeaseId(999))
             with pytest.raises(InvalidArgument):
                 await client.match(opened.namespace_id, [bytes(31)])
-
-    asyncio.run(run())
-
-
-def test_a_durable_put_of_what_is_in_memory_makes_it_durable(make, spec):
-    async def run():
-        async with make() as client:
-            opened = await client.open_namespace(spec, policy=NamespacePolicy(write=WritePolicy.BACK))
-            keys, _ = chain(opened.namespace_id, 3)
-            await client.put(opened.namespace_id, blocks_of(opened.layout, keys))
-            durable = blocks_of(opened.layout, keys, durability=Durability.DURABLE)
-            assert (await client.put(opened.namespace_id, durable)).outcomes == (Outcome.HIT,) * 3
-            found = await client.match(opened.namespace_id, keys)
-            assert all(bits & Tier.SSD.bit for bits in found.residency)
 
     asyncio.run(run())
 

@@ -17,7 +17,7 @@ from kvstore.core.errors import (
     UnknownReservation,
 )
 from kvstore.core.keys import parents_of
-from kvstore.core.namespace import BlockLayout, NamespacePolicy
+from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import (
     Area,
     Codec,
@@ -30,7 +30,6 @@ from kvstore.core.types import (
     ReservationId,
     Target,
     Tier,
-    WritePolicy,
 )
 from kvstore.store.api import CommitEntry
 from kvstore.store.config import StoreConfig
@@ -347,17 +346,6 @@ class TestWholePayloads:
         assert got.reasons[5] is Reason.NEVER_STORED
         assert [bytes(part) for part in got.payloads[:5]] == [payload(opened.layout, key) for key in keys]
         assert got.payloads[5] is None
-        cache.close()
-
-    def test_a_durable_put_of_what_is_in_memory_makes_it_durable(self, kind, request, spec):
-        cache = make_cache(kind, request)
-        opened = cache.open_namespace(spec, policy=NamespacePolicy(write=WritePolicy.BACK))
-        keys, _ = chain(opened.namespace_id, 3)
-        cache.put(opened.namespace_id, blocks_of(opened.layout, keys))
-        assert not any(bits & Tier.SSD.bit for bits in cache.match(opened.namespace_id, keys).residency)
-        again = cache.put(opened.namespace_id, blocks_of(opened.layout, keys, durability=Durability.DURABLE))
-        assert (again.outcomes, again.existed) == ((Outcome.HIT,) * 3, (True,) * 3)
-        assert all(bits & Tier.SSD.bit for bits in cache.match(opened.namespace_id, keys).residency)
         cache.close()
 
     def test_int8_with_layers_that_stay_raw(self, kind, request):

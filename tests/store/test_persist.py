@@ -122,42 +122,6 @@ def test_durable_after_through_syncs_what_was_written_without(make_world, disk):
     assert len(make_world(disk=disk.crashed()).residency(keys)) == 3
 
 
-@pytest.mark.parametrize("written", [False, True], ids=["in memory", "on SSD, not synced"])
-def test_a_resident_block_that_is_not_durable_is_made_so_when_it_is_put_durably(make_world, disk, written):
-    world = make_world(disk=disk)
-    keys = world.chain(1, 3)
-    world.put(keys)
-    if written:
-        world.run()
-    assert disk.crashed().keys() == []
-    done = world.put(keys, durability=Durability.DURABLE)
-    assert (done.outcomes, done.existed) == ((HIT,) * 3, (True,) * 3)
-    assert make_world(disk=disk.crashed()).residency(keys) == (SSD,) * 3
-
-
-def test_a_block_that_is_durable_is_not_asked_for_again(make_world, disk):
-    world = make_world(disk=disk)
-    keys = world.chain(1, 2)
-    reserve = world.cache.reserve
-    world.put(keys, durability=Durability.DURABLE)
-    again = reserve(world.namespace_id, Tier.HOST, keys=keys, durability=Durability.DURABLE)
-    assert again.outcomes == (HIT,) * 2
-    world.cache.remove(world.namespace_id, keys[:1])
-    # Without its parent a restart could not reach it.
-    assert reserve(world.namespace_id, Tier.HOST, keys=keys[1:], durability=Durability.DURABLE).outcomes != (HIT,)
-
-
-def test_a_policy_asks_for_durability_where_the_caller_does_not(make_world, disk):
-    world = make_world(disk=disk)
-    keys = world.chain(1, 2)
-    world.put(keys)
-    assert world.cache.reserve(world.namespace_id, Tier.HOST, keys=keys).outcomes == (HIT,) * 2
-    world.cache.open_namespace(SPEC, policy=NamespacePolicy(durability=Durability.DURABLE))
-    assert world.cache.reserve(world.namespace_id, Tier.HOST, keys=keys).outcomes == (Outcome.PENDING,) * 2
-    memory = world.cache.reserve(world.namespace_id, Tier.HOST, keys=keys, durability=Durability.MEMORY)
-    assert memory.outcomes == (HIT,) * 2
-
-
 @pytest.mark.parametrize(
     ("failure", "reason"), [(TierUnavailable, Reason.TIER_UNAVAILABLE), (TierFull, Reason.NO_SPACE)]
 )
