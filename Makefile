@@ -61,7 +61,7 @@ figures: $(STAMP) ## Run the benchmarks and write what they print into docs/perf
 	$(BIN)/kvbench store --markdown docs/performance.md
 	$(BIN)/kvbench disk --markdown docs/performance.md
 	$(BIN)/kvbench restart --markdown docs/performance.md
-	$(BIN)/kvbench attention --long --markdown docs/performance.md
+	$(BIN)/kvbench attention --markdown docs/performance.md
 	$(BIN)/python -m kvstore.tools.fetch_model
 	$(BIN)/kvbench codec --text docs/architecture.md --markdown docs/performance.md
 	$(BIN)/kvbench quality --markdown docs/performance.md $(TEXTS)

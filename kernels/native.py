@@ -163,6 +163,12 @@ def read_all(data: Buffer) -> int:
     return int(_module().read_all(data))
 
 
+def read_blocks(addresses: torch.Tensor, block_bytes: int) -> int:
+    """``read_all`` of the blocks of ``block_bytes`` at ``addresses`` (int64, on the CPU), in that order."""
+    kept = addresses.contiguous()
+    return int(_module().read_blocks(kept.data_ptr(), kept.numel(), block_bytes))
+
+
 def copy_crc32c(target: Buffer, source: Buffer, crc: int = 0) -> int:
     """Copy ``source`` to the start of ``target`` and return the CRC-32C of what was copied, in one pass over memory.
 

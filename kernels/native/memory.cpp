@@ -170,6 +170,32 @@ std::uint32_t state_after(const std::uint8_t* data, std::size_t size, std::uint3
     return portable_state(data, size, crc);
 }
 
+// Sum of the whole 64-bit words of `block`; `next` is what will be read after it.
+std::uint64_t sum_words(const Span& block, const std::uint8_t* next) {
+    constexpr std::size_t kLanes = 16;    // words of two cache lines, summed apart so that no sum waits for another
+    constexpr std::size_t kAhead = 4096;  // bytes
+    const std::size_t words = block.size / 8;
+    std::uint64_t sums[kLanes] = {};
+    std::size_t i = 0;
+    for (; i + kLanes <= words; i += kLanes) {
+        std::uint64_t lanes[kLanes];
+        std::memcpy(lanes, block.data + 8 * i, sizeof lanes);
+        const std::size_t ahead = 8 * i + kAhead;
+        const std::uint8_t* const at = ahead < block.size ? block.data + ahead : next + (ahead - block.size);
+        __builtin_prefetch(at, 0, 3);
+        __builtin_prefetch(at + 64, 0, 3);
+        for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += lanes[lane];
+    }
+    for (; i < words; ++i) {
+        std::uint64_t last;
+        std::memcpy(&last, block.data + 8 * i, sizeof last);
+        sums[0] += last;
+    }
+    std::uint64_t sum = 0;
+    for (const std::uint64_t lane : sums) sum += lane;
+    return sum;
+}
+
 }  // namespace
 
 bool has_crc_instruction() {
@@ -181,32 +207,31 @@ bool has_crc_instruction() {
 #endif
 }
 
-std::uint64_t read_all(const std::uint8_t* data, std::size_t size) {
+std::uint64_t read_blocks(const std::vector<Span>& blocks) {
     constexpr std::size_t kPiece = std::size_t{1} << 20;
-    constexpr std::size_t kLanes = 16;  // words of two cache lines, summed apart so that no sum waits for another
+    // Pieces are cut at whole blocks, so that a piece of small blocks is still worth a thread's while.
+    std::vector<std::size_t> ends;
+    std::size_t held = 0;
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        if ((held += blocks[i].size) >= kPiece || i + 1 == blocks.size()) {
+            ends.push_back(i + 1);
+            held = 0;
+        }
     std::atomic<std::uint64_t> total{0};
-    parallel_for(static_cast<int>((size + kPiece - 1) / kPiece), [&](int item) {
-        const std::uint8_t* from = data + item * kPiece;
-        const std::size_t words = std::min(kPiece, size - item * kPiece) / 8;
-        std::uint64_t sums[kLanes] = {};
-        std::size_t i = 0;
-        for (; i + kLanes <= words; i += kLanes) {
-            std::uint64_t lanes[kLanes];
-            std::memcpy(lanes, from + 8 * i, sizeof lanes);
-            __builtin_prefetch(from + 8 * i + 4096, 0, 3);
-            __builtin_prefetch(from + 8 * i + 4096 + 64, 0, 3);
-            for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += lanes[lane];
-        }
-        for (; i < words; ++i) {
-            std::uint64_t last;
-            std::memcpy(&last, from + 8 * i, sizeof last);
-            sums[0] += last;
-        }
+    parallel_for(static_cast<int>(ends.size()), [&](int item) {
         std::uint64_t sum = 0;
-        for (const std::uint64_t lane : sums) sum += lane;
+        for (std::size_t i = item == 0 ? 0 : ends[item - 1]; i < ends[item]; ++i)
+            sum += sum_words(blocks[i], i + 1 < blocks.size() ? blocks[i + 1].data : blocks[i].data);
         total += sum;
     });
     return total;
+}
+
+std::uint64_t read_all(const std::uint8_t* data, std::size_t size) {
+    constexpr std::size_t kPiece = std::size_t{1} << 20;
+    std::vector<Span> pieces;
+    for (std::size_t at = 0; at < size; at += kPiece) pieces.push_back({data + at, std::min(kPiece, size - at)});
+    return read_blocks(pieces);
 }
 
 std::uint32_t crc32c(const std::uint8_t* data, std::size_t size, std::uint32_t crc) { return ~state_after(data, size, ~crc); }

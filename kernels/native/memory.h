@@ -36,6 +36,14 @@ void copy_slices_crc32c(const std::vector<SlicesCopy>& blocks, const SlicesShape
 // bandwidth that other kernels are measured against.
 std::uint64_t read_all(const std::uint8_t* data, std::size_t size);
 
+struct Span {
+    const std::uint8_t* data;
+    std::size_t size;
+};
+
+// The same for blocks that lie apart, in the order given; of each the tail below 8 bytes is left out.
+std::uint64_t read_blocks(const std::vector<Span>& blocks);
+
 // True when the processor computes CRC-32C itself.
 bool has_crc_instruction();
 

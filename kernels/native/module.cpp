@@ -154,6 +154,15 @@ std::uint64_t read_all(const py::object& data) {
     return kv::read_all(bytes.data(), bytes.size());
 }
 
+// Blocks come as addresses: what attention reads is measured, and attention takes addresses.
+std::uint64_t read_blocks(std::uintptr_t addresses, std::size_t count, std::size_t block_bytes) {
+    const py::gil_scoped_release released;
+    const std::int64_t* const from = at<const std::int64_t>(addresses);
+    std::vector<kv::Span> blocks(count);
+    for (std::size_t i = 0; i < count; ++i) blocks[i] = {at<const std::uint8_t>(from[i]), block_bytes};
+    return kv::read_blocks(blocks);
+}
+
 std::uint32_t copy_crc32c(const py::object& target, const py::object& source, std::uint32_t crc) {
     const Bytes to(target, "target", true), from(source, "source", false);
     if (to.size() < from.size()) throw py::value_error("target is smaller than source");
@@ -227,6 +236,7 @@ PYBIND11_MODULE(_native, module) {
     module.def("codec", &codec);
     module.def("crc32c", &crc32c);
     module.def("read_all", &read_all);
+    module.def("read_blocks", &read_blocks);
     module.def("copy_crc32c", &copy_crc32c);
     module.def("copy_past_caches", &copy_past_caches);
     module.def("copy_slices_crc32c", &copy_slices_crc32c);

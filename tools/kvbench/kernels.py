@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvstore.core.errors import Unavailable
-from kvstore.kernels import bench, native
+from kvstore.core.errors import InvalidArgument, Unavailable
+from kvstore.kernels import bench, bench_attention, native
 from kvstore.tools.kvbench.rows import Row
 
 
-def run_attention(threads: tuple[int, ...], *, long: bool, repeats: int) -> list[Row]:
-    """Decode attention over paged blocks, by model, context, codec and threads."""
+def run_attention(threads: tuple[int, ...], *, long: bool, repeats: int, level: str = "") -> list[Row]:
+    """Decode attention over paged blocks, by model, context, codec and threads, on one instruction-set level."""
     _require_native()
-    return rows_of(bench.attention_rows(threads=threads, long=long, repeats=repeats))
+    levels = native.native_status().levels
+    if level and level not in levels:
+        raise InvalidArgument("level", level, f"one of {', '.join(levels)}, which this machine has")
+    rows = bench_attention.attention_rows(threads=threads, long=long, repeats=repeats, level=level or None)
+    return rows_of(rows)
 
 
 def run_codec(threads: tuple[int, ...], *, repeats: int) -> list[Row]:
@@ -40,6 +44,7 @@ def rows_of(found: Iterable[dict[str, Any]]) -> list[Row]:
                 limit=row["limit"],
                 limit_unit=limit_unit,
                 limit_name=limit_name,
+                target=row["target"],
                 peers=row["peers"],
                 peers_measured=True,
                 conditions=row["conditions"],

@@ -80,7 +80,12 @@ def disk(
 @app.command()
 def attention(
     threads: ThreadsOption = "1,2",
-    long: Annotated[bool, typer.Option("--long", help="Also a context of 1,048,576 tokens; needs 5 GiB.")] = False,
+    long: Annotated[
+        bool, typer.Option("--long/--short", help="Also a context of 1,048,576 tokens, where 6 GiB are free.")
+    ] = True,
+    level: Annotated[
+        str, typer.Option("--level", help="Instruction set: avx512, avx2 or portable; else the best.")
+    ] = "",
     quick: QuickOption = False,
     output: OutputOption = Format.TABLE,
     markdown: MarkdownOption = None,
@@ -88,13 +93,16 @@ def attention(
     """Decode attention over paged blocks, beside the time that reading the same bytes takes."""
     from kvstore.tools.kvbench.kernels import run_attention  # noqa: PLC0415 - brings torch
 
-    _run(output, markdown, lambda _: run_attention(_numbers(threads), long=long, repeats=1 if quick else 7))
+    repeats = 1 if quick else 7
+    _run(output, markdown, lambda _: run_attention(_numbers(threads), long=long, repeats=repeats, level=level))
 
 
 @app.command()
 def codec(
     threads: ThreadsOption = "1,2",
-    text: Annotated[Path | None, typer.Option("--text", help="Also code K and V of this text losslessly.")] = None,
+    text: Annotated[
+        Path | None, typer.Option("--text", help="Also code K and V of this text losslessly, for SSD and the wire.")
+    ] = None,
     model: Annotated[Path, typer.Option("--model", help="Folder of the model for --text.")] = Path(
         ".cache/models/smollm2"
     ),
@@ -105,12 +113,17 @@ def codec(
     """Quantise, dequantise and the checksummed copy, beside what memory allows."""
     from kvstore.tools.kvbench.kernels import run_codec  # noqa: PLC0415 - brings torch
 
-    def work(_: Printer) -> list[Row]:
+    def work(printer: Printer) -> list[Row]:
         rows = run_codec(_numbers(threads), repeats=1 if quick else 9)
         if text is not None:
             from kvstore.tools.kvbench.lossless import run_lossless  # noqa: PLC0415 - brings transformers
 
-            rows += run_lossless(model, text)
+            with TemporaryDirectory(prefix="kvbench-") as folder:
+                printer.talk("starting kvstored with 256 MiB of HOST, for clients over TCP", style="dim")
+                flags = {"host": "256 MiB", "device": "0", "listen": "127.0.0.1:0"}
+                with DaemonProcess(Path(folder), flags) as daemon:
+                    daemon.start()
+                    rows += run_lossless(model, text, daemon, rounds=2 if quick else 15)
         return rows
 
     _run(output, markdown, work)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kvstore.tools.output import Printer, columns
 
-RATES: Final = frozenset({"MB/s", "GB/s", "calls/s", "tokens/s"})
+RATES: Final = frozenset({"MB/s", "GB/s", "calls/s", "tokens/s", "times"})
 """Units of which more is better; of any other unit less is better."""
 
 

@@ -32,6 +32,7 @@ def test_the_fields_are_those_that_were_promised_and_plain():
         ({}, 0.5),
         ({"unit": "ms", "limit_unit": "ms", "value": 4.0, "limit": 1.0}, 0.25),
         ({"unit": "reads", "limit_unit": "reads", "value": 5.0, "limit": 4.0}, 0.8),
+        ({"unit": "times", "limit_unit": "times", "value": 2.0, "limit": 4.0}, 0.5),
         ({"limit": None, "limit_unit": ""}, None),
         ({"limit_unit": "GB/s"}, None),
         ({"value": 0.0}, None),
@@ -63,12 +64,13 @@ def test_rows_of_the_kernels_keep_their_numbers():
         "unit": "GB/s of fp16",
         "limit": 4.0,
         "limit_unit": "GB/s, a plain copy",
-        "fraction": 0.75,
+        "target": ">= 3 GB/s",
         "peers": {"torch": 1.0},
         "conditions": {"threads": 1},
     }
     (made,) = rows_of([found])
     assert (made.unit, made.limit_unit, made.limit_name, made.fraction) == ("GB/s", "GB/s", "a plain copy", 0.75)
+    assert made.target == ">= 3 GB/s"
     assert made.plain()["conditions"]["peers"] == "same run"
 
 
