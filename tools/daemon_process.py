@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from kvstore.core.errors import KVStoreError, Unavailable
+from kvstore.core.types import BlockKey, NamespaceId, Tier
 from kvstore.tools.kvctl.connect import DaemonPort, connect_daemon
-from kvstore.v1 import admin_pb2
+from kvstore.v1 import admin_pb2, common_pb2
 
 READY_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 60.0
+EVICT_TRIES: Final = 100
+EVICT_PAUSE_SECONDS: Final = 0.05
 _POLL_SECONDS: Final = 0.02
 
 
@@ -39,6 +44,14 @@ class DaemonProcess(AbstractContextManager["DaemonProcess"]):
         if self._process is None:
             raise Unavailable("the daemon was not started")
         return self._process.pid
+
+    @property
+    def tcp_port(self) -> int:
+        """Port of gRPC over TCP, from its log. Unavailable without ``listen`` in ``flags``, or before it is ready."""
+        found = re.findall(r"TCP port (\d+)", self.log.read_text(errors="replace"))
+        if not found:
+            raise Unavailable(f"kvstored does not listen on TCP; its log:\n{self.log_tail()}")
+        return int(found[-1])
 
     def start(self) -> float:
         """Start and wait until it serves; returns the seconds that took. Unavailable with the log if it ends."""
@@ -73,6 +86,24 @@ class DaemonProcess(AbstractContextManager["DaemonProcess"]):
             return port.call("Admin/Status", admin_pb2.StatusRequest(), admin_pb2.StatusResponse, 10.0)
         finally:
             port.close()
+
+    def evict(self, tier: Tier, namespace: NamespaceId, keys: Sequence[BlockKey]) -> None:
+        """Demote or drop blocks from a tier, as ``kvctl evict`` does.
+
+        Unavailable if some are still in use after a while: the daemon may need a moment to see that their reader left.
+        """
+        wire_tier = common_pb2.Tier.Value(f"TIER_{tier.name}")
+        request = admin_pb2.EvictRequest(tier=wire_tier, namespace_id=namespace, keys=b"".join(keys))
+        port = self.connect()
+        try:
+            for _ in range(EVICT_TRIES):
+                answer = port.call("Admin/Evict", request, admin_pb2.EvictResponse, 30.0)
+                if common_pb2.OUTCOME_BUSY not in answer.outcomes:
+                    return
+                time.sleep(EVICT_PAUSE_SECONDS)
+        finally:
+            port.close()
+        raise Unavailable(f"some of {len(keys)} blocks are still in use on {tier.name}")
 
     def stop(self) -> None:
         """End it in order: blocks in memory are written to SSD first. Idempotent."""

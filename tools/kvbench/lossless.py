@@ -1,4 +1,4 @@
-"""``kvbench codec --text``: what the lossless coding of the SSD tier saves on the K and V of a real model."""
+"""``kvbench codec --text``: what the lossless coding of SSD and the wire saves on the K and V of a real model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from kvstore.engine.text import TextCodec
 from kvstore.kernels.layout import SliceGeometry
 from kvstore.kernels.quant import quantise
 from kvstore.tiers.lossless import decode_slice, encode_slice
+from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvbench.rows import Row
+from kvstore.tools.kvbench.wire import WireBlocks, run_wire
 
 BLOCK_TOKENS: Final = 64
 
@@ -24,8 +26,11 @@ Slices = NDArray[np.uint8]
 """Slices of one block a row."""
 
 
-def run_lossless(model: Path, text: Path, tokens: int = 512) -> list[Row]:
-    """Ratio and speed for bf16, fp16 and int8 blocks of the first tokens of a text, computed in each dtype."""
+def run_lossless(model: Path, text: Path, daemon: DaemonProcess, *, tokens: int = 512, rounds: int = 15) -> list[Row]:
+    """Ratio and speed for bf16, fp16 and int8 blocks of the first tokens of a text, computed in each dtype.
+
+    Raw ones also go through ``daemon`` over TCP, whose HOST holds four times their bytes.
+    """
     if not (model / "tokenizer.json").is_file():
         raise InvalidArgument("--model", str(model), "a folder with a model and its tokenizer.json")
     try:
@@ -39,7 +44,12 @@ def run_lossless(model: Path, text: Path, tokens: int = 512) -> list[Row]:
     fp16, geometry = slices_of(model, ids, "float16")
     conditions = {"tokens": len(ids), "model": model.name, "text": text.name}
     rows = rows_of("bf16", bf16, 2, conditions) + rows_of("fp16", fp16, 2, conditions)
-    return rows + rows_of("int8", int8_of(fp16, geometry), 1, conditions)
+    rows += rows_of("int8", int8_of(fp16, geometry), 1, conditions)
+    blocks = len(ids) // BLOCK_TOKENS
+    for dtype, slices in (("bfloat16", bf16), ("float16", fp16)):
+        kv = WireBlocks.of(slices, geometry, dtype, blocks)
+        rows += run_wire(daemon, kv, rounds, conditions)
+    return rows
 
 
 def slices_of(model: Path, ids: list[int], dtype: str) -> tuple[Slices, SliceGeometry]:
