@@ -82,30 +82,43 @@ class Runs:
     """Runs of blocks of one namespace, written and read with a fixed number under way."""
 
     def __init__(self, tier: SsdTier, spec: NamespaceSpec, runs: int, run_blocks: int, depth: int) -> None:
-        self._tier, self._spec = tier, spec
+        self._tier, self._namespace = tier, spec.namespace_id
+        self._spec = spec
         self._layout = BlockLayout.of(spec)
         self._depth, self._runs, self._run_blocks = depth, runs, run_blocks
         self._pool = ThreadPoolExecutor(depth)
         self._order = random.Random(1)
         stored = self._layout.stored_bytes
         self._memory = [touched(run_blocks * stored) for _ in range(depth)]
+        self._sources: list[memoryview] = []
         self.written: list[tuple[list[DiskHandle], Chain]] = []
         tier.put_namespace(spec, NamespacePolicy(), "kvbench")
         # Blocks are made once: their bytes and checksums stay, so that writing is all that a turn measures.
         self._made = [self._make(number) for number in range(runs)]
 
     @property
+    def run_bytes(self) -> int:
+        """Payload of one run."""
+        return self._run_blocks * self._layout.layers * self._layout.slice_bytes
+
+    @property
     def total_bytes(self) -> int:
         """Payload of one turn."""
-        return self._runs * self._run_blocks * self._layout.layers * self._layout.slice_bytes
+        return self._runs * self.run_bytes
+
+    def raw_beside(self, folder: Path) -> DirectFile:
+        """As many pieces of the same size, from and to the same memory, at the same depth."""
+        sources = [memory[: self.run_bytes] for memory in self._sources]
+        return DirectFile(folder, self._runs, sources, [memory[: self.run_bytes] for memory in self._memory])
 
     def _make(self, number: int) -> tuple[Chain, list[BlockWrite]]:
         layout, chain = self._layout, Chain.fresh(self._spec, self._run_blocks, start=number)
-        payload = noise(layout.stored_bytes, number % 16)
+        payload = noise(layout.stored_bytes, number % 16).data.cast("B")
+        self._sources.append(touched(self._run_blocks * len(payload)))
         blocks = []
-        for key, parent in zip(chain.keys, chain.parents, strict=True):
-            stored = touched(len(payload))
-            stored[:] = payload.data.cast("B")
+        for at, (key, parent) in enumerate(zip(chain.keys, chain.parents, strict=True)):
+            stored = self._sources[-1][at * len(payload) : (at + 1) * len(payload)]
+            stored[:] = payload
             crcs = slice_crcs(stored[layout.header_bytes :], layout.layers, layout.slice_bytes, layout.slice_stride)
             lengths = (layout.layers, layout.slice_bytes, layout.slice_stride, layout.header_bytes)
             owner = (self._spec.block_tokens, self._spec.namespace_id, key, parent)
@@ -123,7 +136,7 @@ class Runs:
     def _write_lane(self, lane: int) -> list[tuple[list[DiskHandle], Chain]]:
         done = []
         for chain, blocks in self._made[lane :: self._depth]:
-            done.append((self._tier.write(self._spec.namespace_id, blocks, durable=False), chain))
+            done.append((self._tier.write(self._namespace, blocks, durable=False), chain))
         return done
 
     def read(self) -> None:
@@ -149,13 +162,13 @@ class Runs:
 
 def _runs(folder: Path, effort: Effort) -> list[Row]:
     with ExitStack() as stack:
-        raw = DirectFile(folder, effort.total_bytes, effort.depth, RUN_BYTES)
-        stack.callback(raw.close)
         tier = open_tier(folder / "runs", 8 * effort.total_bytes + (1 << 30))
         stack.callback(tier.close)
         count = effort.total_bytes // RUN_BYTES
         runs = Runs(tier, opaque_spec("disk", layers=LAYERS), count, RUN_BLOCKS, effort.depth)
         stack.callback(runs.close)
+        raw = runs.raw_beside(folder)
+        stack.callback(raw.close)
         cases: dict[str, Callable[[], object]] = {
             "raw write": raw.write,
             "write": runs.write,
@@ -170,6 +183,7 @@ def _runs(folder: Path, effort: Effort) -> list[Row]:
         "rounds": effort.rounds,
         "checksums": "CRC-32C of every slice",
         "sync": "each turn of writes ends with fdatasync, raw and tier alike",
+        "memory": "the same pages, raw and tier alike",
     }
     return [
         Row(

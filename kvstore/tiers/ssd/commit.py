@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from kvstore.core.errors import TierUnavailable
 from kvstore.tiers.ssd.checkpoint import checkpoint_name, pack_checkpoint, snapshot
@@ -48,6 +48,16 @@ class Journal:
     older_bytes: int = 0
 
 
+class CommitWatcher(Protocol):
+    """Who wants to know when drops became durable, without a commit of its own. Called on the committer's thread."""
+
+    def before_commit(self) -> list[Segment]:
+        """Segments that are free once everything queued so far is durable. Asked before the queue is taken."""
+
+    def after_commit(self, dead: list[Segment]) -> None:
+        """It is."""
+
+
 class Committer:
     """The thread, its queue, and the journal. The condition's lock guards the queue and every Pending's outcome."""
 
@@ -59,6 +69,7 @@ class Committer:
         self._closing = False
         self.journal: Journal | None = None
         self.last_error: BaseException | None = None
+        self.watcher: CommitWatcher | None = None
         self._thread = threading.Thread(target=self._work, name="ssd-commit", daemon=True)
 
     def start(self, journal: Journal, *, checkpoint: bool) -> None:
@@ -127,24 +138,29 @@ class Committer:
         while True:
             with self._condition:
                 self._await_work()
+            dead = [] if self.watcher is None else self.watcher.before_commit()
+            with self._condition:
                 batch, self._queue = self._queue, []
                 self._wanted = False
                 closing = self._closing
-            if batch:
-                self._commit_and_tell(batch)
+            if batch and self._commit_and_tell(batch) and self.watcher is not None:
+                self.watcher.after_commit(dead)
             if closing and not self._queue:
                 self._final_checkpoint()
                 return
 
-    def _commit_and_tell(self, batch: list[Pending]) -> None:
+    def _commit_and_tell(self, batch: list[Pending]) -> bool:
+        """Commit a batch and tell everybody; True if all of it is durable."""
         try:
             errors = self._commit(batch)
         except Exception as bug:  # noqa: BLE001 - a dead committer would leave everybody waiting: they are told
             log.exception("a group commit failed")
             self._core.health.write_failed("commit", bug)
             errors = [bug] * len(batch)
+        durable = not any(errors)
         self._report_losses(batch, errors)
         self._settle(batch, errors)
+        return durable
 
     def _await_work(self) -> None:
         interval = self._core.config.commit_interval_s
@@ -211,8 +227,11 @@ class Committer:
         try:
             core.port.fdatasync(segment.fd)
             if not segment.name_synced:
+                with core.lock:
+                    new = [one for one in core.segments.values() if not one.name_synced]
                 core.port.sync_directory("")
-                segment.name_synced = True
+                for one in [segment, *new]:
+                    one.name_synced = True
             stat = core.port.fstat(segment.fd)
             if stat.links == 0:
                 raise OSError(f"{segment.name} was removed from outside")

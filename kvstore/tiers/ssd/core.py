@@ -32,6 +32,9 @@ from kvstore.tiers.ssd.table import BlockTable, Extent
 
 log: Final = logging.getLogger("kvstore.ssd")
 
+SHARES_MAX: Final = 4096
+"""Kinds of extents whose sizes are remembered."""
+
 T = TypeVar("T")
 
 
@@ -55,6 +58,11 @@ class Segment:
     def name(self) -> str:
         """File name."""
         return segment_name(self.number)
+
+    @property
+    def loose_bytes(self) -> int:
+        """Bytes behind the last extent."""
+        return self.file_bytes - self.used_bytes
 
     @property
     def dead_share(self) -> float:
@@ -144,6 +152,7 @@ class Core:
     counters: Counter[str] = field(default_factory=Counter)
     saved_bytes: int = 0
     """By coded slices of live blocks."""
+    _shares: dict[tuple[int, int, int, int], tuple[int, int]] = field(default_factory=dict)
     next_extent: int = 1
     next_segment: int = 1
     open_segment: Segment | None = None
@@ -178,34 +187,41 @@ class Core:
         """The lengths of an extent in the table."""
         return ExtentShape.of(self.spaces[extent.space].layout, extent.codec, extent.blocks, extent.pages)
 
-    def block_share(self, extent: Extent) -> int:
-        """Bytes of an extent that one of its blocks stands for."""
-        return self.shape(extent).total_bytes // extent.blocks
+    def shares(self, extent_row: int) -> tuple[int, int]:
+        """Bytes of an extent that one of its blocks stands for, and bytes of disk that its coding saves a block."""
+        table = self.table
+        kind = (
+            table.extent_space[extent_row], table.extent_codec[extent_row], table.extent_blocks[extent_row],
+            table.extent_pages[extent_row],
+        )  # fmt: skip
+        known = self._shares.get(kind)
+        if known is None:
+            shape = self.shape(table.extent(extent_row))
+            share = shape.total_bytes // shape.blocks
+            known = share, replace(shape, pages=0).total_bytes // shape.blocks - share
+            if len(self._shares) >= SHARES_MAX:
+                self._shares.clear()
+            self._shares[kind] = known
+        return known
 
-    def saved_share(self, extent: Extent) -> int:
-        """Bytes of disk that one block of an extent with coded slices saves."""
-        if not extent.pages:
-            return 0
-        plain = replace(self.shape(extent), pages=0)
-        return plain.total_bytes // extent.blocks - self.block_share(extent)
-
-    def account_block(self, extent: Extent, sign: int) -> None:
-        """A block of an extent became live (+1) or dead (-1)."""
-        self.saved_bytes += sign * self.saved_share(extent)
-        segment = self.segments.get(extent.segment)
+    def account(self, extent_row: int, blocks: int) -> None:
+        """So many blocks of an extent became live, or dead if negative."""
+        share, saved = self.shares(extent_row)
+        self.saved_bytes += blocks * saved
+        segment = self.segments.get(self.table.extent_segment[extent_row])
         if segment is not None:
-            segment.live_bytes += sign * self.block_share(extent)
-            segment.blocks += sign
+            segment.live_bytes += blocks * share
+            segment.blocks += blocks
 
     def drop_row(self, handle: int) -> tuple[int, int]:
         """Forget a live block and its extent if that was the last; returns extent number and position."""
         table = self.table
         position = table.block_position[handle]
         extent_row = table.drop_block(handle)
-        extent = table.extent(extent_row)
-        self.account_block(extent, -1)
+        number = table.extent_number[extent_row]
+        self.account(extent_row, -1)
         self.free_if_empty(extent_row)
-        return extent.number, position
+        return number, position
 
     def free_if_empty(self, extent_row: int) -> None:
         """Forget an extent in which nothing lives any more."""
@@ -227,6 +243,10 @@ class Core:
         metadata = max(self.metadata_need(blocks, extents), self.ledger.metadata_bytes)
         spare = sum(self.ledger.segment_bytes.get(segment.number, 0) for segment in self.spares)
         return self.config.capacity_bytes - metadata - (self.ledger.segments_bytes - spare)
+
+    def loose_bytes(self) -> int:
+        """Bytes behind the last extents of all segments: closed and cut to size, they are room for another."""
+        return sum(segment.loose_bytes for segment in self.segments.values())
 
     def use(self, segment: Segment) -> None:
         """An I/O on a segment begins."""

@@ -81,6 +81,8 @@ class Housekeeper:
         self.drop_lost_segments()
         if self._core.spares and self._core.attempt(self._core.port.free_bytes) < self._core.config.free_floor_bytes:
             self._spares.collect(keep=0)
+        if self._reclaimer.has_loose():
+            self._reclaimer.trim()
         threshold = self._core.config.fragmentation
         if self._reclaimer.has_dead() or self._reclaimer.fragmentation() > threshold:
             self._reclaimer.tidy(threshold)

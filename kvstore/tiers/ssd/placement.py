@@ -69,33 +69,49 @@ class Placer:
         with core.lock:
             old = core.open_segment
         if old is not None and old.used_bytes + total <= core.config.segment_size and old.open:
-            self._check_room(core.config.segment_size - old.file_bytes, reserve)
+            self._check_room(core.config.segment_size - old.file_bytes, 0, reserve)
             self._extend(old, core.config.segment_size)
             return
-        self._check_room(size - (old.file_bytes - old.used_bytes if old is not None else 0), reserve)
-        if old is not None:
-            seal_segment(core, old)
-        self._spares.collect()
         with core.lock:
-            spare = self._spares.take()
+            loose = core.loose_bytes()
+        fits = self._check_room(size, loose, reserve)
+        if old is not None:
+            close_segment(core, old)
+        if not fits:
+            trim_segments(core)
+        spare = self._take_spare()
         if spare is None:
             self._open_new(size)
         else:
             self._reuse(spare, size)
 
-    def _check_room(self, nbytes: int, reserve: int) -> None:
+    def _take_spare(self) -> Segment | None:
+        """A spare; only if there is none are dead segments waited for, whose drops a commit must make durable."""
+        with self._core.lock:
+            spare = self._spares.take()
+        if spare is None:
+            self._spares.collect()
+            with self._core.lock:
+                spare = self._spares.take()
+        return spare
+
+    def _check_room(self, nbytes: int, loose: int, reserve: int) -> bool:
+        """Whether ``nbytes`` find room as it is; raises TierFull if not even with ``loose`` bytes given back."""
         core = self._core
         with core.lock:
             room = core.room_bytes() - reserve
             spare = sum(one.file_bytes for one in core.spares)
-            if room < nbytes:
+            if room + loose < nbytes:
                 core.counters["refused_full"] += 1
-                raise TierFull(f"a segment needs {nbytes} bytes; {max(room, 0)} are free within the cap")
+                raise TierFull(f"a segment needs {nbytes} bytes; {max(room + loose, 0)} are free within the cap")
         floor = core.config.free_floor_bytes
         free = core.port.free_bytes() + spare
-        if free - nbytes < floor:
+        if free + loose - nbytes < floor:
             core.counters["refused_floor"] += 1
-            raise TierFull(f"a segment needs {nbytes} bytes; {free} are free on the filesystem, {floor} are kept free")
+            raise TierFull(
+                f"a segment needs {nbytes} bytes; {free + loose} are free on the filesystem, {floor} are kept free"
+            )
+        return room >= nbytes and free - nbytes >= floor
 
     def _extend(self, segment: Segment, size: int) -> None:
         core = self._core
@@ -173,15 +189,41 @@ def _allocate(core: Core, fd: int, size: int) -> None:
         raise TierFull(f"a segment of {size} bytes: {error}") from error
 
 
-def seal_segment(core: Core, segment: Segment) -> None:
-    """Nothing more goes into a segment: give back the space behind its last extent."""
+def close_segment(core: Core, segment: Segment) -> None:
+    """Nothing more goes into a segment. The lock ``growth`` is held.
+
+    The space behind its last extent is given back at once if no I/O is under way; otherwise ``trim_segments`` does,
+    later: cutting a file waits for all its direct I/O, and those who want the next segment would wait with it.
+    """
     with core.lock:
         segment.open = False
         if core.open_segment is segment:
             core.open_segment = None
-        used = segment.used_bytes
-    core.port.truncate(segment.fd, used)
-    stat = core.port.fstat(segment.fd)
+        idle = segment.users == 0
+    if idle:
+        _trim(core, segment)
+
+
+def trim_segments(core: Core) -> None:
+    """Give back the space behind the last extents of closed segments. The lock ``growth`` is held."""
     with core.lock:
-        segment.file_bytes = used
-        core.ledger.set_segment(segment.number, stat.allocated)
+        loose = [one for one in core.segments.values() if one.loose_bytes and not one.open]
+    for segment in loose:
+        _trim(core, segment)
+
+
+def _trim(core: Core, segment: Segment) -> None:
+    with core.lock:
+        # A dead one is for the spares, which are used whole.
+        if core.segments.get(segment.number) is not segment or segment.doomed:
+            return
+        core.use(segment)
+        used = segment.used_bytes
+    try:
+        core.port.truncate(segment.fd, used)
+        allocated = core.port.fstat(segment.fd).allocated
+        with core.lock:
+            segment.file_bytes = used
+            core.ledger.set_segment(segment.number, allocated)
+    finally:
+        core.leave(segment)

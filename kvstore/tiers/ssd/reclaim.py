@@ -19,7 +19,7 @@ from kvstore.tiers.header import unpack_header
 from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.core import Core, Segment, log
 from kvstore.tiers.ssd.journal import pack_extent, pack_moves
-from kvstore.tiers.ssd.placement import seal_segment
+from kvstore.tiers.ssd.placement import close_segment, trim_segments
 from kvstore.tiers.ssd.reader import CheckedReader
 from kvstore.tiers.ssd.runs import Run, add_run
 from kvstore.tiers.ssd.table import Extent
@@ -73,10 +73,11 @@ class Reclaimer:
     def compact(self, fragmentation: float) -> CompactReport:
         """See ``DiskTier.compact``; spares are given up too."""
         report = self.tidy(fragmentation)
+        loose = self.trim()
         with self._lock:
             spare = sum(segment.file_bytes for segment in self._core.spares)
             freed = self.spares.collect(keep=0)
-        return CompactReport(report.segments, report.bytes_rewritten, report.bytes_freed + spare + freed)
+        return CompactReport(report.segments, report.bytes_rewritten, report.bytes_freed + loose + spare + freed)
 
     def tidy(self, fragmentation: float) -> CompactReport:
         """Rewrite segments with a larger dead share; dead ones become spares, of which a few are kept."""
@@ -93,6 +94,16 @@ class Reclaimer:
         rewritten = self._core.counters["rewritten_bytes"] - before
         return CompactReport(segments, rewritten, max(0, was - self._allocated()))
 
+    def trim(self) -> int:
+        """Give back what closed segments have behind their last extents; returns the bytes."""
+        core = self._core
+        with core.lock:
+            before = core.loose_bytes()
+        with core.growth:
+            core.call("trim", lambda: trim_segments(core))
+        with core.lock:
+            return max(0, before - core.loose_bytes())
+
     def _allocated(self) -> int:
         with self._core.lock:
             return self._core.ledger.segments_bytes
@@ -105,11 +116,17 @@ class Reclaimer:
             if segment is not None and segment.open and segment.file_bytes - segment.used_bytes >= nbytes:
                 return True
             size = max(core.config.segment_size, nbytes)
-            if core.room_bytes() - core.config.segment_size < size:
+            loose = core.loose_bytes()
+            if core.room_bytes() + loose - core.config.segment_size < size:
                 return False
             if core.spares:
                 return True
-        return core.call("statvfs", core.port.free_bytes) - size >= core.config.free_floor_bytes
+        return core.call("statvfs", core.port.free_bytes) + loose - size >= core.config.free_floor_bytes
+
+    def has_loose(self) -> bool:
+        """Whether a closed segment has space to give back and nothing is under way in it."""
+        with self._core.lock:
+            return any(one.loose_bytes and not one.open and not one.users for one in self._core.segments.values())
 
     def has_dead(self) -> bool:
         """Whether a segment waits to be freed."""
@@ -139,7 +156,7 @@ class Reclaimer:
             if not seal or last is None or last.users or last.number >= newest or last.dead_share <= dead_share:
                 return None
         with core.growth:
-            core.call("seal", lambda: seal_segment(core, last))
+            core.call("seal", lambda: close_segment(core, last))
         return last
 
     def _rewrite(self, segment: Segment) -> bool:
@@ -165,12 +182,12 @@ class Reclaimer:
         size = 0
         blocks = table.blocks_of_extents(rows)
         for row in rows:
-            extent = table.extent(row)
+            share, _ = core.shares(row)
             for position, handle in blocks[row]:
-                if batch and size + core.block_share(extent) > BATCH_BYTES:
+                if batch and size + share > BATCH_BYTES:
                     return batch
-                batch.append(Moving(DiskHandle(handle), table.key(handle), extent.number, position))
-                size += core.block_share(extent)
+                batch.append(Moving(DiskHandle(handle), table.key(handle), table.extent_number[row], position))
+                size += share
             if size >= READ_BYTES:
                 break
         return batch
@@ -274,9 +291,9 @@ class Reclaimer:
                     if not self._still_there(moving):
                         continue
                     old = table.block_extent[moving.handle]
-                    core.account_block(table.extent(old), -1)
+                    core.account(old, -1)
                     table.move_block(moving.handle, row, position)
-                    core.account_block(table.extent(row), +1)
+                    core.account(row, +1)
                     core.free_if_empty(old)
                 core.free_if_empty(row)
             if good:

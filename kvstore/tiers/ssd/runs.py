@@ -119,15 +119,15 @@ def chunks_of(port: DiskPort, run: Run, io_bytes: int) -> Iterator[WriteChunk]:
     # The head goes with the first slices, so that a run of io_bytes is one write.
     limit = io_bytes + run.shape.head_bytes
     for piece in pieces_of(run):
-        taken = 0
-        while taken < len(piece):
-            some = piece[taken : taken + limit - size]
-            parts.append(some)
-            size += len(some)
-            taken += len(some)
-            if size == limit:
-                yield WriteChunk(port, run.segment.fd, at, parts, size, aligned)
-                parts, size, at, limit = [], 0, at + size, io_bytes
+        rest = piece
+        while size + len(rest) >= limit:
+            parts.append(rest[: limit - size])
+            rest = rest[limit - size :]
+            yield WriteChunk(port, run.segment.fd, at, parts, limit, aligned)
+            parts, size, at, limit = [], 0, at + limit, io_bytes
+        if rest:
+            parts.append(rest)
+            size += len(rest)
     if size:
         yield WriteChunk(port, run.segment.fd, at, parts, align_up(size, PAGE_BYTES), aligned)
 

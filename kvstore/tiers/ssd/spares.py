@@ -21,6 +21,19 @@ class Spares:
     def __init__(self, core: Core, committer: Committer) -> None:
         self._core = core
         self._committer = committer
+        committer.watcher = self
+
+    def before_commit(self) -> list[Segment]:
+        """The dead segments whose drops are durable when all that is queued now is. Called by the committer."""
+        with self._core.lock:
+            return self.dead() if len(self._core.spares) < SPARES_MAX else []
+
+    def after_commit(self, dead: list[Segment]) -> None:
+        """All of that is durable: keep as many as are wanted. No I/O, since commits wait for this."""
+        for segment in dead:
+            with self._core.lock:
+                if len(self._core.spares) < SPARES_MAX:
+                    self._keep(segment)
 
     def dead(self) -> list[Segment]:
         """Segments in which nothing lives and nothing is under way. The core's lock is held."""
@@ -38,12 +51,8 @@ class Spares:
         freed = 0
         for segment in dead:
             with core.lock:
-                # While it waited a move may have been applied that filled the segment again.
-                if segment.blocks or segment.users or core.segments.pop(segment.number, None) is None:
-                    continue
-                core.spares.append(segment)
-                core.counters["segments_freed"] += 1
-            freed += segment.file_bytes
+                if self._keep(segment):
+                    freed += segment.file_bytes
         while True:
             with core.lock:
                 if len(core.spares) <= keep:
@@ -51,6 +60,16 @@ class Spares:
                 segment = min(core.spares, key=lambda one: one.file_bytes)
                 core.spares.remove(segment)
             self.remove(segment)
+
+    def _keep(self, segment: Segment) -> bool:
+        """Turn a dead segment into a spare; False if it is none any more. The core's lock is held."""
+        core = self._core
+        # While its drops waited a move may have been applied that filled the segment again.
+        if segment.blocks or segment.users or core.segments.pop(segment.number, None) is None:
+            return False
+        core.spares.append(segment)
+        core.counters["segments_freed"] += 1
+        return True
 
     def take(self) -> Segment | None:
         """The largest spare, which is the caller's then. The core's lock is held."""

@@ -114,11 +114,8 @@ class Writer:
         with core.lock:
             for run in runs:
                 row = add_run(core, run)
-                extent = core.table.extent(row)
-                handles.append([])
-                for position, key in enumerate(run.keys):
-                    handles[-1].append(DiskHandle(core.table.add_block(row, position, key)))
-                    core.account_block(extent, +1)
+                handles.append([DiskHandle(core.table.add_block(row, at, key)) for at, key in enumerate(run.keys)])
+                core.account(row, len(run.keys))
             core.counters["user_bytes"] += sum(run.shape.total_bytes for run in runs)
             core.counters["blocks_written"] += sum(len(run.keys) for run in runs)
         return handles
@@ -154,7 +151,8 @@ class Writer:
                     # Nobody else knows the handle yet, but the block may have been moved.
                     ours = core.table.alive(handle) and core.table.key(handle) == run.keys[position]
                     dead.append(core.drop_row(handle) if ours else (run.number, position))
-        self._committer.submit(pack_drops(dead))
+            # Under the lock, so that nobody takes a segment for dead whose drops are not queued yet.
+            self._committer.submit(pack_drops(dead))
 
 
 def _fits_another(run: Run, limit: int) -> bool:

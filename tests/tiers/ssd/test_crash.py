@@ -50,6 +50,15 @@ def write(tier: SsdTier, ledger: Ledger, seeds: range, *, durable: bool) -> None
         ledger.durable |= {block.key for block in blocks}
 
 
+def write_apart(tier: SsdTier, ledger: Ledger, seeds: range) -> None:
+    """One write of blocks of as many chains."""
+    blocks = [MAKER.block(seed, ROOT_PARENT) for seed in seeds]
+    ledger.blocks |= {block.key: bytes(block.stored) for block in blocks}
+    handles = tier.write(MAKER.namespace_id, blocks, durable=True)
+    ledger.handles |= dict(zip((block.key for block in blocks), handles, strict=True))
+    ledger.durable |= {block.key for block in blocks}
+
+
 def drop(tier: SsdTier, ledger: Ledger, seeds: range) -> None:
     keys = [MAKER.key(seed) for seed in seeds]
     # From here on each may be there or not, until the drop is durable.
@@ -81,6 +90,11 @@ def script(disk: FaultyDisk, ledger: Ledger) -> None:
         drop(tier, ledger, range(500, 515))
         for seed in range(520, 530):
             write(tier, ledger, range(seed, seed + 1), durable=False)
+        # Its drops become durable with others, it is kept for later, and one write of many runs fills and closes it.
+        drop(tier, ledger, range(520, 530))
+        tier.flush()
+        write_apart(tier, ledger, range(600, 612))
+        tier.housekeeping()
         tier.close()
         tier = open_tier(disk)
         ledger.handles = {one.key: one.handle for one in tier.recover()}

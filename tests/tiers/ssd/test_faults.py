@@ -213,14 +213,14 @@ def test_a_full_filesystem_is_a_full_tier(make_case):
 
 
 def test_the_floor_of_free_space_is_kept(make_case):
-    case = make_case(disk_bytes=3 << 20, free_floor_bytes=1 << 20)
+    case = make_case(disk_bytes=3 << 20, free_floor_bytes=1 << 20, io_deadline_s=30.0)
     with pytest.raises(TierFull, match="kept free"):
         case.write_many(range(10, 1000))
     assert case.disk.free_bytes() >= 1 << 20
 
 
 def test_the_cap_is_never_exceeded_and_reclaim_makes_room(make_case):
-    case = make_case()
+    case = make_case(io_deadline_s=30.0)
     written = {}
     for seed in range(10, 1200):
         while True:
