@@ -10,6 +10,7 @@ block while someone outside the lock remembers it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstore.core.clock import Clock
@@ -70,7 +71,7 @@ class Book:
         self.refs: dict[int, int] = {}
         self.fills: dict[int, Copy] = {}
         self.doomed: dict[int, list[Copy]] = {}
-        self.dropped_handles: list[DiskHandle] = []
+        self.dropped_handles: list[tuple[DiskHandle, BlockKey]] = []
         self._clock = clock
         self._start = clock.now()
 
@@ -158,15 +159,18 @@ class Book:
         """Count a use of blocks given parents first; parents end up hotter than their children."""
         index, pins = self.index, self.pins
         last_use, hits, residency = index.last_use, index.hits, index.residency
-        uses = [lru.use for lru in self.lists]
         tenths = int((self._clock.now() - self._start) * 10)
-        for slot in reversed(slots):
+        tiers = 0
+        for slot in slots:
             last_use[slot] = tenths
             if hits[slot] < HITS_MAX:
                 hits[slot] += 1
-            for number in _TIERS_OF[residency[slot]]:
-                if 4 * slot + number not in pins:
-                    uses[number](slot)
+            tiers |= residency[slot]
+        for number in _TIERS_OF[tiers]:
+            bit = 1 << (number - 1)
+            self.lists[number].use_all(
+                [slot for slot in reversed(slots) if residency[slot] & bit and 4 * slot + number not in pins]
+            )
 
     def idle_seconds(self, slot: int) -> float:
         """Seconds since the last use, to a tenth."""
@@ -188,7 +192,7 @@ class Book:
         if copy.state is CopyState.DOOMED:
             self.doomed.setdefault(number, []).append(copy)
         else:
-            self.give_back(copy)
+            self.give_back(copy, index.key_of(slot))
         parent = index.parent[slot]
         if parent >= 0:
             index.kids[tier][parent] -= 1
@@ -213,10 +217,10 @@ class Book:
                 self.drop(slot, tier, cause)
         self.unref(slot)
 
-    def give_back(self, copy: Copy) -> None:
-        """Free the bytes of a copy that nothing uses any more."""
+    def give_back(self, copy: Copy, key: BlockKey) -> None:
+        """Free the bytes of a copy of ``key`` that nothing uses any more."""
         if copy.tier is Tier.SSD:
-            self.dropped_handles.append(DiskHandle(copy.place))
+            self.dropped_handles.append((DiskHandle(copy.place), key))
         else:
             self.arenas[copy.tier].free(copy.place, copy.nbytes)
 
@@ -227,41 +231,45 @@ class Book:
         self.pin_all([copy_number(slot, tier)])
 
     def pin_all(self, numbers: list[int]) -> None:
-        """``pin`` for many copy numbers."""
-        pins, index, pinned = self.pins, self.index, self.pinned_bytes
-        namespaces, codecs, entries = index.namespace, index.codec, self.namespaces.entries
-        takes = [lru.take for lru in self.lists]
-        for number in numbers:
-            if number in pins:
-                pins[number] += 1
-                continue
-            pins[number] = 1
-            slot, tier = number >> 2, number & 3
-            takes[tier](slot)
-            pinned[tier] += entries[namespaces[slot]].sizes[tier][codecs[slot]]
+        """``pin`` for many different copy numbers."""
+        pins = self.pins
+        fresh = [number for number in numbers if number not in pins]
+        if len(fresh) < len(numbers):
+            for number in numbers:
+                if number in pins:
+                    pins[number] += 1
+        pins.update(dict.fromkeys(fresh, 1))
+        for tier, slots in _by_tier(fresh):
+            self.lists[tier].take_all(slots)
+            self.pinned_bytes[tier] += self._bytes_of(slots, tier)
 
     def unpin(self, number: int) -> None:
         """Undo one ``pin`` of a copy number. At the last one the copy is droppable again, as just used."""
         self.unpin_all([number])
 
     def unpin_all(self, numbers: list[int]) -> None:
-        """``unpin`` for many copy numbers, in their order."""
-        pins, index, pinned, doomed = self.pins, self.index, self.pinned_bytes, self.doomed
-        namespaces, codecs, entries = index.namespace, index.codec, self.namespaces.entries
-        uses = [lru.use for lru in self.lists]
+        """``unpin`` for many different copy numbers, in their order."""
+        pins, residency = self.pins, self.index.residency
+        ended = []
         for number in numbers:
-            if pins[number] > 1:
-                pins[number] -= 1
-                continue
-            del pins[number]
-            slot, tier = number >> 2, number & 3
-            pinned[tier] -= entries[namespaces[slot]].sizes[tier][codecs[slot]]
-            if index.residency[slot] >> (tier - 1) & 1:
-                uses[tier](slot)
-                if number not in doomed:
-                    # Nothing waits for this pin, and a slot with a copy is not forgotten.
-                    continue
-            self._drain(number)
+            count = pins[number] - 1
+            if count:
+                pins[number] = count
+            else:
+                del pins[number]
+                ended.append(number)
+        for tier, slots in _by_tier(ended):
+            self.pinned_bytes[tier] -= self._bytes_of(slots, tier)
+            bit = 1 << (tier - 1)
+            self.lists[tier].use_all([slot for slot in slots if residency[slot] & bit])
+        for number in ended:
+            # Where nothing waits for the pin and the copy is there, the slot is not forgotten either.
+            if number in self.doomed or not residency[number >> 2] >> ((number & 3) - 1) & 1:
+                self._drain(number)
+
+    def _bytes_of(self, slots: Sequence[int], tier: int) -> int:
+        namespaces, codecs, entries = self.index.namespace, self.index.codec, self.namespaces.entries
+        return sum([entries[namespaces[slot]].sizes[tier][codecs[slot]] for slot in slots])
 
     def hold(self, slot: int) -> None:
         """Keep a block from losing its last copy."""
@@ -314,7 +322,7 @@ class Book:
             else:
                 copy.advance(Event.FAIL)
         if copy.state is CopyState.ABSENT and copy.place != NONE:
-            self.give_back(copy)
+            self.give_back(copy, self.index.key_of(slot))
         self.unref(slot)
         return copy.state is CopyState.READY
 
@@ -333,7 +341,7 @@ class Book:
             return
         for copy in self.doomed.pop(number, ()):
             copy.advance(Event.DRAIN)
-            self.give_back(copy)
+            self.give_back(copy, self.index.key_of(number >> 2))
         self._forget(number >> 2)
 
     def _forget(self, slot: int) -> None:
@@ -368,6 +376,14 @@ class Book:
 def copy_number(slot: int, tier: Tier) -> int:
     """One number for a copy: the key of the sparse tables."""
     return 4 * slot + tier
+
+
+def _by_tier(numbers: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """Slots of copy numbers, tier by tier, in their order."""
+    tiers = {number & 3 for number in numbers}
+    for tier in tiers:
+        alone = len(tiers) == 1
+        yield tier, [number >> 2 for number in numbers if alone or number & 3 == tier]
 
 
 def _decrement(counts: dict[int, int], key: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from kvstore.store.persist import Persister, in_chains
 from kvstore.store.report import FlushReport
 
 log = logging.getLogger(__name__)
+
+WRITE_ROUNDS: Final = 2
+"""A block that was on SSD and turns out to be lost there is written again, once."""
 
 
 class Durably:
@@ -26,6 +30,24 @@ class Durably:
 
     def write(self, slots: Sequence[int]) -> Failures:
         """Make these blocks and their ancestors durable; the caller holds refs. Failures name what is not."""
+        for _ in range(WRITE_ROUNDS):
+            failures = self._write_once(slots)
+            with self._state.locked():
+                pass
+                left = [slot for slot in slots if slot not in failures and self._is_missing(slot)]
+            if not left:
+                return failures
+        return failures | dict.fromkeys(left, Reason.DROPPED)
+
+    def _is_missing(self, slot: int) -> bool:
+        """Whether a block, or the one before it, is in memory and not on SSD. Lock held."""
+        book = self._state.book
+        residency = book.index.residency
+        return any(
+            residency[one] and not book.has(one, Tier.SSD) for one in (slot, book.index.parent[slot]) if one >= 0
+        )
+
+    def _write_once(self, slots: Sequence[int]) -> Failures:
         lineage = self._persister.with_ancestors(slots)
         try:
             failures = self._persister.to_ssd(lineage, durable=True)
@@ -38,7 +60,8 @@ class Durably:
         return self._inherited(slots, failures)
 
     def is_durable(self, slot: int) -> bool:
-        """Whether a block and its parent are on SSD, and all that was written there is synced. Lock held."""
+        """Whether a block and its parent are on SSD, and all that was written there is synced. Lock held, and what the
+        disk has lost forgotten before."""
         book, parent = self._state.book, self._state.book.index.parent[slot]
         synced = self._state.synced >= self._state.writes
         return synced and book.has(slot, Tier.SSD) and (parent < 0 or book.has(parent, Tier.SSD))

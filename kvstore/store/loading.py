@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,15 +56,16 @@ class Load:
         """Set the answer of one key."""
         self._outcomes[position], self._reasons[position], self._places[position] = outcome, reason, place
 
-    def settle_hits(self, positions: list[int], places: list[Place]) -> None:
+    def settle_hits(self, positions: Sequence[int], places: list[Place] | None) -> None:
         """Set the answer of many keys to HIT, with their places; none for those of a load without a lease."""
         if len(positions) == len(self.keys):
             self._outcomes = [Outcome.HIT] * len(positions)
-            self._places[: len(places)] = places
+            if places is not None:
+                self._places[:] = places
             return
         for position in positions:
             self._outcomes[position] = Outcome.HIT
-        for position, place in zip(positions, places, strict=False):
+        for position, place in zip(positions, places or (), strict=False):
             self._places[position] = place
 
     def pending(self, position: int) -> bool:

@@ -14,6 +14,7 @@ from typing import Final
 
 from kvstore.core.types import BlockKey, Codec, Outcome, Reason, Tier
 from kvstore.store.book import Copy, copy_number
+from kvstore.store.index import NONE
 from kvstore.store.lifecycle import CopyState
 from kvstore.store.namespaces import Namespace
 from kvstore.store.space import Space, Verdict, Victim
@@ -224,6 +225,22 @@ class Movement:
             return self.state.changed.wait_for(
                 lambda: any(copy_number(slot, tier) not in book.fills for slot in slots), WAIT_SECONDS_MAX
             )
+
+    def forget_lost(self) -> None:
+        """Drop the copies that the disk has lost by itself. Called with the lock held."""
+        state, book = self.state, self.state.book
+        if state.disk is None:
+            return
+        lost, state.lost = [*state.lost, *state.disk.lost()], []
+        for handle, key in lost:
+            slot = book.index.slots.get(key, NONE)
+            if slot == NONE:
+                continue
+            if copy_number(slot, Tier.SSD) in book.fills:
+                # Perhaps of this copy: its write was answered, and it is about to be published.
+                state.lost.append((handle, key))
+            elif book.has(slot, Tier.SSD) and book.index.place[Tier.SSD][slot] == handle:
+                book.drop(slot, Tier.SSD, Reason.DROPPED)
 
     # -- the disk's health ---------------------------------------------------------------------------------------
 

@@ -184,6 +184,7 @@ class Movers:
         """Expire leases and answers of jobs; look at the disk's health."""
         self._movement.look_at_disk()
         with self._state.locked():
+            self._movement.forget_lost()
             self._tenancy.expire_leases()
             self._expire_jobs()
 

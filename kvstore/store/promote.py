@@ -148,7 +148,8 @@ class Promoter:
                 return Reason.TIER_UNAVAILABLE
             reason = _REASONS[status]
             if book.has(slot, Tier.SSD) and book.index.place[Tier.SSD][slot] == handle:
-                book.drop(slot, Tier.SSD, reason)
+                # Gone, though nobody here has dropped it: that was no eviction.
+                book.drop(slot, Tier.SSD, Reason.DROPPED if status is ReadStatus.GONE else reason)
             return reason
 
     def _fill_device(self, fills: list[Fill], failures: Failures) -> None:

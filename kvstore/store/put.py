@@ -93,6 +93,8 @@ class Put:
             self._tenancy.expire_leases()
             claims = _Claims([], [], [])
             durable = (namespace.policy.durability if durability is None else durability) is Durability.DURABLE
+            if durable:
+                self._movement.forget_lost()
             for key in entries:
                 slot = NONE if key is None else book.resident(key, namespace)
                 if slot != NONE and not (durable and not self._durably.is_durable(slot)):

@@ -67,9 +67,9 @@ def register_blocks(state: State, blocks: list[RecoveredBlock], known: dict[Name
             if namespace is not None:
                 _register_group(book, namespace, group)
                 continue
-            handles = [block.handle for block in group]
-            book.counters.count("recovered_without_namespace", len(handles))
-            book.dropped_handles += handles
+            strangers = [(block.handle, block.key) for block in group]
+            book.counters.count("recovered_without_namespace", len(strangers))
+            book.dropped_handles += strangers
 
 
 def _register_group(book: Book, namespace: Namespace, blocks: Iterable[RecoveredBlock]) -> None:
@@ -89,7 +89,7 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
             slot = index.add(key, parent, number, depth)
         elif residency[slot]:
             # Two copies of one key: the later one goes, being the same bytes.
-            book.dropped_handles.append(block.handle)
+            book.dropped_handles.append((block.handle, key))
             continue
         else:
             index.adopt(slot, parent, depth)

@@ -2,10 +2,10 @@
 
 ``State.locked()`` is the way in (``match``, which changes nothing and leaves nothing to do, takes ``lock`` itself).
 The lock guards ``book`` (index, lists, pins, fills, events, tombstones, counters), ``namespaces``, ``owners``
-(sessions, reservations, leases, jobs), ``draining``, ``readable``, ``reserved_bytes``, ``writes`` and ``synced``. It is
-never held across a copy, a sync, a disk call or a callback: what a locked section leaves to be done (dropped disk
-handles, events to announce, buffers to unmap, jobs to announce) is done after it was released. The order of locks is:
-this lock, then a tier's or the movers' own; a tier never calls back.
+(sessions, reservations, leases, jobs), ``draining``, ``readable``, ``reserved_bytes``, ``writes``, ``synced`` and
+``lost``. It is never held across a copy, a sync, a disk call or a callback: what a locked section leaves to be done
+(dropped disk handles, events to announce, buffers to unmap, jobs to announce) is done after it was released. The order
+of locks is: this lock, then a tier's or the movers' own; a tier never calls back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from kvstore.core.clock import Clock
 from kvstore.core.errors import TierError
-from kvstore.core.types import Tier
+from kvstore.core.types import BlockKey, Tier
 from kvstore.store.book import Book
 from kvstore.store.config import StoreConfig
 from kvstore.store.namespaces import NamespaceTable
@@ -50,6 +50,8 @@ class State:
         """Writes to SSD that were not synced when they returned, so far."""
         self.synced = 0
         """How many of ``writes`` are known to be synced."""
+        self.lost: list[tuple[DiskHandle, BlockKey]] = []
+        """What the disk has lost while its copy was not READY yet."""
         self._later: list[Callable[[], None]] = []
         self._listeners: list[Callable[[], None]] = []
 
@@ -62,23 +64,23 @@ class State:
                     yield self.book
                 finally:
                     told = self.book.news.publish()
-                    handles, self.book.dropped_handles = self.book.dropped_handles, []
+                    dropped, self.book.dropped_handles = self.book.dropped_handles, []
                     later, self._later = self._later, []
         finally:
-            if handles and self.disk is not None:
-                self._drop(self.disk, handles)
+            if dropped and self.disk is not None:
+                self._drop(self.disk, dropped)
             for action in later:
                 _guarded(action)
             if told:
                 for listener in tuple(self._listeners):
                     _guarded(listener)
 
-    def _drop(self, disk: DiskTier, handles: list[DiskHandle]) -> None:
+    def _drop(self, disk: DiskTier, dropped: list[tuple[DiskHandle, BlockKey]]) -> None:
         try:
-            disk.drop(handles)
+            disk.drop([handle for handle, _ in dropped], [key for _, key in dropped])
         except TierError as error:
             # The blocks are gone from the index; should they be found at the next start, they are merely cached again.
-            log.warning("%d dropped blocks stay on SSD for now: %s", len(handles), error)
+            log.warning("%d dropped blocks stay on SSD for now: %s", len(dropped), error)
 
     def afterwards(self, action: Callable[[], None]) -> None:
         """Within a locked section: run ``action`` once the lock is released."""
