@@ -33,7 +33,7 @@ class Durably:
         for _ in range(WRITE_ROUNDS):
             failures = self._write_once(slots)
             with self._state.locked():
-                pass
+                self._movement.forget_lost()
                 left = [slot for slot in slots if slot not in failures and self._is_missing(slot)]
             if not left:
                 return failures

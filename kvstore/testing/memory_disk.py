@@ -175,13 +175,17 @@ class MemoryDisk:
         self._quarantined.append(QuarantineEntry(f"block-{handle}", len(block.data), block.key, cause))
         return ReadStatus.CORRUPT
 
-    def drop(self, handles: Sequence[DiskHandle]) -> None:
-        """The space stays used until ``reclaim``."""
+    def drop(self, handles: Sequence[DiskHandle], keys: Sequence[BlockKey] | None = None) -> None:
+        """The space stays used until ``reclaim``. Handles are not used again here."""
         with self._lock:
             for handle in handles:
                 block = self._blocks.pop(handle, None)
                 if block is not None:
                     self._dropped.append(len(block.data))
+
+    def lost(self) -> Sequence[tuple[DiskHandle, BlockKey]]:
+        """Nothing is lost here."""
+        return ()
 
     def reclaim(self, nbytes: int) -> int:
         """All of it at once."""

@@ -230,8 +230,18 @@ class DiskTier(Protocol):
     def read(self, reads: Sequence[BlockRead]) -> list[ReadStatus]:
         """Read blocks or slices, checking every slice asked for; adjacent ones become one I/O. Never raises for I/O."""
 
-    def drop(self, handles: Sequence[DiskHandle]) -> None:
-        """Forget blocks; idempotent. Durable with the next sync; the space comes back by reclaim of segments."""
+    def drop(self, handles: Sequence[DiskHandle], keys: Sequence[BlockKey] | None = None) -> None:
+        """Forget blocks; idempotent. Durable with the next sync; the space comes back by reclaim of segments.
+
+        With ``keys``, one a handle, a handle that names another block by now is left alone: the tier uses handles
+        again, also those of blocks that it has dropped by itself.
+        """
+
+    def lost(self) -> Sequence[tuple[DiskHandle, BlockKey]]:
+        """Blocks that the tier has dropped by itself since this was asked last, though their write was answered.
+
+        Their commit failed, or their file was removed from outside. A read finds them GONE.
+        """
 
     def reclaim(self, nbytes: int) -> int:
         """Give dropped blocks' space back, rewriting segments if needed, until ``nbytes`` fit; returns bytes freed."""

@@ -39,7 +39,7 @@ def test_a_drop_is_named_before_the_disk_hears_of_it(told, make_world, disk, mon
     world.put(keys)
     world.run()
     seen = []
-    monkeypatch.setattr(disk, "drop", lambda handles: seen.append((len(handles), told())))
+    monkeypatch.setattr(disk, "drop", lambda handles, _keys: seen.append((len(handles), told())))
     world.cache.remove(world.namespace_id, keys)
     ((count, lines),) = seen
     assert count == 2

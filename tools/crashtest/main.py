@@ -239,15 +239,17 @@ def run(
     folder = tempfile.mkdtemp(prefix="crashtest-", dir=directory or None)
     subject = Torture(Path(folder), seed) if daemon else Tier(folder, seed)
     tally = subject.tally
+    ended = False
     try:
         end, loop = time.monotonic() + 60 * minutes, 0
         while tally.good and (time.monotonic() < end if minutes else loop < loops):
             loop += 1
             subject.run_loop()
             print(f"loop {loop}: {tally.acks} acks, {tally.corrupt} corrupt, {tally.lost} lost", file=sys.stderr)
+        ended = True
     finally:
         subject.close()
-        if tally.good:
+        if ended and tally.good:
             shutil.rmtree(folder)
         else:
             print(f"the folder is kept: {folder}", file=sys.stderr)

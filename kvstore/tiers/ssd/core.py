@@ -20,6 +20,7 @@ from kvstore.core.clock import Clock
 from kvstore.core.errors import TierUnavailable
 from kvstore.core.types import KEY_BYTES, BlockKey, NamespaceId
 from kvstore.kernels.layout import align_up
+from kvstore.tiers.base import DiskHandle
 from kvstore.tiers.ssd.catalog import CATALOG_NAME, Space
 from kvstore.tiers.ssd.checkpoint import checkpoint_bytes
 from kvstore.tiers.ssd.config import PAGE_BYTES, SsdConfig
@@ -150,6 +151,8 @@ class Core:
     spares: list[Segment] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     counters: Counter[str] = field(default_factory=Counter)
+    lost: list[tuple[DiskHandle, BlockKey]] = field(default_factory=list)
+    """Blocks dropped without being asked to, of which the store does not know yet."""
     saved_bytes: int = 0
     """By coded slices of live blocks."""
     _shares: dict[tuple[int, int, int, int], tuple[int, int]] = field(default_factory=dict)
@@ -222,6 +225,12 @@ class Core:
         self.account(extent_row, -1)
         self.free_if_empty(extent_row)
         return number, position
+
+    def lose_row(self, handle: int) -> tuple[int, int]:
+        """``drop_row`` of a block that nobody asked to drop."""
+        self.lost.append((DiskHandle(handle), self.table.key(handle)))
+        self.counters["blocks_lost"] += 1
+        return self.drop_row(handle)
 
     def free_if_empty(self, extent_row: int) -> None:
         """Forget an extent in which nothing lives any more."""

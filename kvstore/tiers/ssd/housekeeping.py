@@ -133,8 +133,7 @@ class Housekeeper:
                 core.open_segment = None
             rows = core.table.extents_of_segment(segment.number)
             handles = [handle for pairs in core.table.blocks_of_extents(rows).values() for _, handle in pairs]
-            dead = [core.drop_row(handle) for handle in handles]
-            core.counters["blocks_lost"] += len(dead)
+            dead = [core.lose_row(handle) for handle in handles]
             if dead:
                 self._committer.submit(pack_drops(dead))
         log.error("%s was removed from outside: %d blocks are lost", segment.name, len(dead))

@@ -161,15 +161,29 @@ class SsdTier:
         self._core.counters.update(Counter(f"read_{outcome.value}" for outcome in status))
         return status
 
-    def drop(self, handles: Sequence[DiskHandle]) -> None:
+    def drop(self, handles: Sequence[DiskHandle], keys: Sequence[BlockKey] | None = None) -> None:
         """See ``DiskTier.drop``."""
         core = self._core
         with core.lock:
-            dead = [core.drop_row(handle) for handle in handles if core.table.alive(handle)]
+            table, named = core.table, [None] * len(handles) if keys is None else keys
+            dead = [
+                core.drop_row(handle)
+                for handle, key in zip(handles, named, strict=True)
+                if table.alive(handle) and (key is None or table.key(handle) == key)
+            ]
             core.counters["blocks_dropped"] += len(dead)
             # Submitted under the lock, so that it stands in the journal behind the record of a row's next use.
             if dead:
                 self._committer.submit(pack_drops(dead))
+
+    def lost(self) -> Sequence[tuple[DiskHandle, BlockKey]]:
+        """See ``DiskTier.lost``."""
+        core = self._core
+        if not core.lost:
+            return ()
+        with core.lock:
+            lost, core.lost = core.lost, []
+        return lost
 
     def reclaim(self, nbytes: int) -> int:
         """See ``DiskTier.reclaim``."""

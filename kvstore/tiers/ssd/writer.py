@@ -136,8 +136,7 @@ class Writer:
                     if good:
                         core.table.extent_committed[row] = 1
                     else:
-                        core.drop_row(handle)
-                        core.counters["blocks_lost"] += 1
+                        core.lose_row(handle)
         if not good:
             log.error("%d blocks were not committed and are dropped", sum(len(run.keys) for run in runs))
 
