@@ -145,6 +145,8 @@ def test_a_handle_that_names_another_block_by_now_is_not_dropped(bench):
     bench.tier.drop([handle], [bench.maker.key(1)])
     assert bench.write([2]) == [handle]
     bench.tier.drop([handle], [bench.maker.key(1)])
-    assert bench.read([handle], [bench.maker.block(2, ROOT_PARENT)]) == [bytes(bench.maker.block(2, ROOT_PARENT).stored)]
+    assert bench.read([handle], [bench.maker.block(2, ROOT_PARENT)]) == [
+        bytes(bench.maker.block(2, ROOT_PARENT).stored)
+    ]
     bench.tier.drop([handle], [bench.maker.key(2)])
     assert bench.read([handle], [bench.maker.block(2, ROOT_PARENT)]) == [ReadStatus.GONE]
