@@ -93,7 +93,8 @@ class DaemonProcess(AbstractContextManager["DaemonProcess"]):
         Unavailable if some are still in use after a while: the daemon may need a moment to see that their reader left.
         """
         wire_tier = common_pb2.Tier.Value(f"TIER_{tier.name}")
-        request = admin_pb2.EvictRequest(tier=wire_tier, namespace_id=namespace, keys=b"".join(keys))
+        packed = b"".join(keys)
+        request = admin_pb2.EvictRequest(tier=wire_tier, namespace_id=namespace, keys=packed)  # type: ignore[arg-type]
         port = self.connect()
         try:
             for _ in range(EVICT_TRIES):

@@ -18,7 +18,7 @@ from kvstore.kernels.quant import quantise
 from kvstore.tiers.lossless import decode_slice, encode_slice
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvbench.rows import Row
-from kvstore.tools.kvbench.wire import WireBlocks, run_wire
+from kvstore.tools.kvbench.wire import WireBlocks, run_slow_wire, run_wire
 
 BLOCK_TOKENS: Final = 64
 
@@ -49,6 +49,8 @@ def run_lossless(model: Path, text: Path, daemon: DaemonProcess, *, tokens: int 
     for dtype, slices in (("bfloat16", bf16), ("float16", fp16)):
         kv = WireBlocks.of(slices, geometry, dtype, blocks)
         rows += run_wire(daemon, kv, rounds, conditions)
+        if dtype == "bfloat16":
+            rows += run_slow_wire(daemon, kv, max(1, rounds // 5), conditions)
     return rows
 
 

@@ -1,7 +1,7 @@
 """What coded chunks save a remote client, and what they cost: real K and V through a daemon over TCP on this machine.
 
-Loopback is as fast a network as there is, so its times are those of the work: what coding adds to them, against the
-bytes that it saves, says how slow a network must be for coding to pay.
+Loopback is as fast a network as there is, so its times are those of the work. Links of a real network's speed say where
+fewer bytes are worth it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -24,8 +24,11 @@ from kvstore.core.types import BlockKey, NamespaceId, Outcome
 from kvstore.kernels.layout import SliceGeometry
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvbench.rows import Row, median, rate, take_turns
+from kvstore.tools.kvbench.slow_link import slow_link
 
 LZ4: Final = NamespacePolicy(lossless="lz4")
+LINKS: Final = (100, 500, 1000)
+"""Mbit/s of the links that stand for networks."""
 SHORT: Final = {"bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -66,31 +69,49 @@ class WireBlocks:
 
 
 def run_wire(daemon: DaemonProcess, blocks: WireBlocks, rounds: int, conditions: dict[str, Any]) -> list[Row]:
-    """Bytes on the wire and time of put and get, plain and coded. Unavailable if the daemon loses blocks."""
-    name = SHORT.get(blocks.spec.dtype, blocks.spec.dtype)
-    with _turns(daemon, blocks, lossless=False) as plain, _turns(daemon, blocks, lossless=True) as coded:
-        before = daemon.status().counters
-        # Get reads what the put of the same turn wrote.
-        seconds = take_turns(
-            {"write plain": plain.put, "read plain": plain.get, "write coded": coded.put, "read coded": coded.get},
-            rounds,
-            warm_up=1,
-        )
-        after = daemon.status().counters
-    conditions = conditions | {"blocks": len(blocks.payloads), "block_bytes": blocks.payloads[0].nbytes}
+    """Bytes on the wire, and time of put and get over loopback. Unavailable if the daemon loses blocks."""
+    before = daemon.status().counters
+    rows, seconds = _measure(daemon.tcp_port, blocks, rounds, conditions)
+    after = daemon.status().counters
     saved = after["wire_read_saved_bytes"] - before["wire_read_saved_bytes"]
-    share = saved / (rounds + 1) / blocks.nbytes
+    share = saved / len(seconds["read coded"]) / blocks.nbytes
+    return [replace(rows[0], case=f"wire {_short(blocks)}, bytes saved", value=100 * share, unit="%"), *rows]
 
-    def row(case: str, value: float, unit: str) -> Row:
-        return Row(bench="codec", case=f"wire {name}, {case}", value=value, unit=unit, conditions=conditions)
 
-    rows = [row("bytes saved", 100 * share, "%")]
-    rows += [row(case, rate(blocks.nbytes, median(taken)), "MB/s") for case, taken in seconds.items()]
-    for way in ("write", "read"):
-        more = median(seconds[f"{way} coded"]) - median(seconds[f"{way} plain"])
-        if share > 0 and more > 0:
-            rows.append(row(f"{way} coded pays below", 8 * share * blocks.nbytes / more / 1e6, "Mbit/s"))
+def run_slow_wire(daemon: DaemonProcess, blocks: WireBlocks, rounds: int, conditions: dict[str, Any]) -> list[Row]:
+    """The same times over links of ``LINKS``: there plain bytes wait for the link, and coded ones for the coding."""
+    rows = []
+    for mbit_s in LINKS:
+        with slow_link(daemon.tcp_port, mbit_s) as port:
+            rows += _measure(port, blocks, rounds, conditions | {"link": f"{mbit_s} Mbit/s"})[0]
     return rows
+
+
+def _measure(
+    port: int, blocks: WireBlocks, rounds: int, conditions: dict[str, Any]
+) -> tuple[list[Row], dict[str, list[float]]]:
+    """A row for each case, and the seconds of each round: the uncounted first ones are put and read like the others."""
+    with _turns(port, blocks, lossless=False) as plain, _turns(port, blocks, lossless=True) as coded:
+        # Get reads what the put of the same turn wrote.
+        cases = {"write plain": plain.put, "write coded": coded.put, "read plain": plain.get, "read coded": coded.get}
+        seconds = take_turns(cases, rounds, warm_up=0)
+    conditions = conditions | {"blocks": len(blocks.payloads), "block_bytes": blocks.payloads[0].nbytes}
+    link = f" at {conditions['link']}" if "link" in conditions else ""
+    rows = [
+        Row(
+            bench="codec",
+            case=f"wire {_short(blocks)}, {case}{link}",
+            value=rate(blocks.nbytes, median(taken)),
+            unit="MB/s",
+            conditions=conditions,
+        )
+        for case, taken in seconds.items()
+    ]
+    return rows, seconds
+
+
+def _short(blocks: WireBlocks) -> str:
+    return SHORT.get(blocks.spec.dtype, blocks.spec.dtype)
 
 
 class _Turn:
@@ -117,7 +138,7 @@ class _Turn:
 
 
 @contextmanager
-def _turns(daemon: DaemonProcess, blocks: WireBlocks, *, lossless: bool) -> Iterator[_Turn]:
+def _turns(port: int, blocks: WireBlocks, *, lossless: bool) -> Iterator[_Turn]:
     options = ClientOptions(name="kvbench", strict=True, lossless=lossless)
-    with Client(f"grpc://127.0.0.1:{daemon.tcp_port}", options) as client:
+    with Client(f"grpc://127.0.0.1:{port}", options) as client:
         yield _Turn(client, blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,7 +11,8 @@ import pytest
 
 from kvstore.kernels.layout import SliceGeometry
 from kvstore.tools.daemon_process import DaemonProcess
-from kvstore.tools.kvbench.wire import WireBlocks, run_wire
+from kvstore.tools.kvbench.slow_link import slow_link
+from kvstore.tools.kvbench.wire import LINKS, WireBlocks, run_slow_wire, run_wire
 
 GEOMETRY = SliceGeometry(2, 32, 64, "bfloat16")
 LAYERS, BLOCKS = 3, 2
@@ -51,4 +53,33 @@ def test_one_exponent_saves_half_and_noise_nothing(daemon):
         for case in ("write plain", "read plain", "write coded", "read coded"):
             assert rows[f"wire bf16, {case}"].value > 0
         assert {row.conditions["block_bytes"] for row in rows.values()} == {LAYERS * GEOMETRY.raw_bytes}
-        assert high != 256 or not any("pays below" in case for case in rows)
+
+
+def test_links_are_rows_of_their_own(daemon):
+    rows = run_slow_wire(daemon, WireBlocks.of(slices_of(1), GEOMETRY, "bfloat16", BLOCKS), 1, {})
+    assert [row.conditions["link"] for row in rows] == [f"{mbit_s} Mbit/s" for mbit_s in LINKS for _ in range(4)]
+    assert rows[0].case == f"wire bf16, write plain at {LINKS[0]} Mbit/s"
+
+
+def test_a_slow_link_carries_every_byte_both_ways():
+    data = np.random.default_rng(3).bytes(300_000)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        slow_link(server.getsockname()[1], 1000.0) as port,
+        socket.create_connection(("127.0.0.1", port)) as near,
+    ):
+        far, _ = server.accept()
+        with far:
+            near.sendall(data)
+            near.shutdown(socket.SHUT_WR)
+            assert read_all(far) == data
+            far.sendall(data[::-1])
+            far.shutdown(socket.SHUT_WR)
+            assert read_all(near) == data[::-1]
+
+
+def read_all(connection):
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
