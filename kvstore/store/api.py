@@ -167,7 +167,10 @@ class Cache(Protocol):
         """Drop blocks from all tiers: HIT dropped, MISS absent, BUSY leased or pinned."""
 
     def flush(self, timeout_ms: int = 30_000) -> int:
-        """Make every block committed so far durable; returns how many were written for it."""
+        """Make every block committed so far durable; returns how many were written for it.
+
+        Raises Unavailable if not all of them are durable then. Without an SSD tier it does nothing and returns 0.
+        """
 
     def grant_lease(self, name: str, ttl_ms: int) -> LeaseId:
         """Make a lease of this session."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvstore.core.errors import TierUnavailable
 from kvstore.core.types import Reason, Tier
+from kvstore.store.index import NONE
 from kvstore.store.movement import Failures, Movement
 from kvstore.store.persist import Persister, in_chains
 from kvstore.store.report import FlushReport
@@ -71,18 +72,29 @@ class Durably:
         deadline = self._state.clock.now() + seconds
         before = self._written()
         ordered = self._missing()
+        with self._state.locked() as book:
+            keys = [book.index.keys[slot] for slot in ordered]
         step = self._state.config.extent_blocks_max
         for begin in range(0, len(ordered), step):
             if self._state.clock.now() > deadline:
                 break
             self._write_some(ordered[begin : begin + step])
-        self._sync()
+        failure = "" if self._sync() else "what was written could not be synced"
+        with self._state.locked() as book:
+            self._movement.forget_lost()
+            slots = (book.index.slots.get(key, NONE) for key in keys if key is not None)
+            left = sum(
+                slot != NONE and bool(book.index.residency[slot]) and not book.has(slot, Tier.SSD) for slot in slots
+            )
+        if left and not failure:
+            failure = f"{left} blocks are not on SSD, of {len(ordered)} that were not"
         after = self._written()
-        return FlushReport(after[0] - before[0], after[1] - before[1])
+        return FlushReport(after[0] - before[0], after[1] - before[1], failure)
 
     def _missing(self) -> list[int]:
         """Slots of blocks that are not on SSD, chain by chain; sorted from copies of the columns, without the lock."""
         with self._state.locked() as book:
+            self._movement.forget_lost()
             index = book.index
             residency = np.frombuffer(index.residency, np.uint8)[: index.top]
             missing = np.flatnonzero((residency != 0) & (residency & Tier.SSD.bit == 0))

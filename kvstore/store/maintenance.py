@@ -111,7 +111,10 @@ class Maintenance:
         validate.check_wait("timeout_ms", timeout_ms)
         if self._state.disk is None:
             return FlushReport(0, 0)
-        return self._durably.flush(timeout_ms / 1000)
+        report = self._durably.flush(timeout_ms / 1000)
+        if report.failure:
+            log.warning("a flush was not complete: %s", report.failure)
+        return report
 
     def drain(self, resume: bool, timeout_ms: int) -> DrainReport:
         """See ``Store.drain``."""

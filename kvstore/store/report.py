@@ -183,10 +183,11 @@ class DrainReport:
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """Blocks and bytes written because of a flush."""
+    """Blocks and bytes written because of a flush; ``failure`` says why not all is durable, "" if all is."""
 
     blocks: int
     bytes: int
+    failure: str = ""
 
 
 class EventKind(IntEnum):

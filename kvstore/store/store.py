@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvstore.core.clock import Clock, MonotonicClock
+from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import (
     Area,
@@ -241,9 +242,12 @@ class Store:
         return self._removal.remove(session, namespace_id, keys)
 
     def flush(self, session: SessionId, timeout_ms: int = 30_000) -> FlushReport:
-        """Make every block committed so far durable. *Blocks*."""
+        """Make every block committed so far durable; Unavailable if not all of them are then. *Blocks*."""
         self._require(session)
-        return self._maintenance.flush(timeout_ms)
+        report = self._maintenance.flush(timeout_ms)
+        if report.failure:
+            raise Unavailable(f"not all is durable: {report.failure}")
+        return report
 
     def grant_lease(self, session: SessionId, name: str, ttl_ms: int) -> LeaseId:
         """See ``Cache.grant_lease``."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from kvstore.core.errors import TierFull, TierUnavailable, Unavailable
 from kvstore.core.namespace import NamespacePolicy
 from kvstore.core.types import Durability, Outcome, Tier
 from kvstore.testing.world import SPEC
@@ -45,3 +48,29 @@ def test_a_policy_asks_for_durability_where_the_caller_does_not(make_world, disk
     assert world.cache.reserve(world.namespace_id, Tier.HOST, keys=keys).outcomes == (Outcome.PENDING,) * 2
     memory = world.cache.reserve(world.namespace_id, Tier.HOST, keys=keys, durability=Durability.MEMORY)
     assert memory.outcomes == (HIT,) * 2
+
+
+def test_a_flush_that_leaves_something_behind_says_so(make_world, disk):
+    world = make_world(disk=disk)
+    keys = world.chain(1, 2)
+    world.put(keys)
+    for failure in (TierFull, TierUnavailable):
+        disk.fail_writes = failure
+        with pytest.raises(Unavailable, match="not all is durable"):
+            world.cache.flush()
+    disk.fail_writes = TierFull
+    assert world.store.drain().unflushed_blocks == 2
+    disk.fail_writes = None
+    assert world.cache.flush() == 2
+    assert make_world(disk=disk.crashed()).residency(keys) == (SSD,) * 2
+
+
+def test_a_flush_that_runs_out_of_time_says_so(make_world, disk):
+    world = make_world(disk=disk)
+    world.put(world.chain(1, 2))
+    disk.before_write = lambda: world.clock.advance(2.0)
+    world.put(world.chain(2, 1))
+    world.store._state.config = replace(world.store._state.config, extent_blocks_max=1)
+    with pytest.raises(Unavailable, match="2 blocks are not on SSD, of 3"):
+        world.cache.flush(1000)
+    assert world.cache.flush(60_000) == 2

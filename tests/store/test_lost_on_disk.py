@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from kvstore.core.errors import TierUnavailable
+from kvstore.core.errors import TierUnavailable, Unavailable
 from kvstore.core.types import Area, Durability, Outcome, Tier
 from kvstore.store.api import CommitEntry
 from kvstore.testing.faulty_disk import Crash, FaultyDisk
@@ -34,7 +34,8 @@ class Case:
         self.put(keys, Durability.MEMORY)
         self.world.run()
         self.port.fail = lambda _number, kind, name: errno.EIO * (kind == "fdatasync" and "segment" in name)
-        self.world.cache.flush(1000)
+        with pytest.raises(Unavailable, match="not all is durable: what was written could not be synced"):
+            self.world.cache.flush(1000)
         self.port.fail = lambda *_: 0
         assert self.tier.probe()
 
