@@ -48,6 +48,9 @@ PATTERN_BLOCKS: Final = 64
 BANDWIDTH_BYTES: Final = 1 << 30
 """Bytes of the read-bandwidth measure: far above the caches of a node's share of a socket."""
 
+SPARE_BYTES: Final = 3 << 29
+"""What must be left of the machine's memory beside the blocks."""
+
 TARGETS: Final = {"raw": ">= 0.6 of it", "int8": ">= 0.45 of it"}
 NAMES: Final = {"raw": "fp16", "int8": "int8"}
 
@@ -80,18 +83,18 @@ def attention_rows(
 ) -> Iterator[Row]:
     """Yield rows for each model, shape, codec and thread count.
 
-    ``long`` adds one sequence of 1,048,576 tokens, if the machine has 6 GiB to spare. ``level`` forces one of
+    ``long`` adds one sequence of 1,048,576 tokens, if the machine has 8 GiB to spare. ``level`` forces one of
     ``native.LEVELS``; ValueError where this machine lacks it.
     """
     usable = native.native_status().levels
     if level is not None and level not in usable:
         raise ValueError(f"level is {level!r}; it must be one of {usable}")
     shapes = SHAPES
-    if long and _available_bytes() >= _fp16_bytes(LLAMA_8B, LONG_SHAPE) + (2 << 30):
+    if long and _available_bytes() >= _case_bytes(LLAMA_8B, LONG_SHAPE) + SPARE_BYTES:
         shapes = (SHAPES[0], LONG_SHAPE, SHAPES[1])
     elif long:
-        log.warning("no rows of 1,048,576 tokens: they need 6 GiB of free memory")
-    data = memory(max(BANDWIDTH_BYTES, *(_fp16_bytes(LLAMA_8B, shape) for shape in shapes)))
+        log.warning("no rows of 1,048,576 tokens: they need 8 GiB of free memory")
+    data = memory(max(BANDWIDTH_BYTES, *(_case_bytes(LLAMA_8B, shape) for shape in shapes)))
     plan = Plan(threads, repeats, level)
     with restored_threads():
         for model in (LLAMA_8B, SMOLLM2):
@@ -104,8 +107,9 @@ def _available_bytes() -> int:
     return int(fields["MemAvailable"].split()[0]) << 10
 
 
-def _fp16_bytes(model: Model, shape: Shape) -> int:
-    return shape[0] * shape[1] // 64 * SliceGeometry(model.kv_heads, model.head_dim, 64, "float16").slice_stride("raw")
+def _case_bytes(model: Model, shape: Shape, codecs: tuple[str, ...] = ("raw", "int8")) -> int:
+    geometry = SliceGeometry(model.kv_heads, model.head_dim, 64, "float16")
+    return shape[0] * shape[1] // 64 * sum(geometry.slice_stride(codec) for codec in codecs)
 
 
 def decode_case(model: Model, shape: Shape, codec: str, data: Bytes) -> tuple[torch.Tensor, PagedBatch]:
@@ -143,48 +147,52 @@ def _pattern(geometry: SliceGeometry, codec: str) -> Bytes:
 
 
 def _shape_rows(model: Model, shape: Shape, data: Bytes, plan: Plan) -> Iterator[Row]:
-    # A round of a gibibyte and more takes long enough to be steady.
     few = max(1, plan.repeats // 2)
-    repeats, few = (few, 1) if _fp16_bytes(model, shape) > BANDWIDTH_BYTES else (plan.repeats, few)
+    # A round of a gibibyte and more takes long enough to be steady.
+    repeats, few = (few, 1) if _case_bytes(model, shape, ("raw",)) > BANDWIDTH_BYTES else (plan.repeats, few)
     peers = {}
     for threads in plan.threads:
         set_threads(threads)
         peers[threads] = bench_torch.decode_times(model, shape, data, few)
-    found: dict[int, list[Figure]] = {threads: [] for threads in plan.threads}
-    for codec in ("raw", "int8"):
-        query, batch = decode_case(model, shape, codec, data)
-        for threads in plan.threads:
-            set_threads(threads)
+    cut = _case_bytes(model, shape, ("raw",))
+    cases = {
+        "raw": decode_case(model, shape, "raw", data[:cut]),
+        "int8": decode_case(model, shape, "int8", data[cut:]),
+    }
+    for threads in plan.threads:
+        set_threads(threads)
+        # All in the same rounds: what int8 takes of fp16's time must not depend on when each was measured.
+        runs = {"in order": lambda: native.read_all(data[:BANDWIDTH_BYTES])}
+        for codec, (query, batch) in cases.items():
+            runs |= _runs(query, batch, codec, plan.level)
+        times = take_turns(runs, repeats)
+        figures = []
+        for codec, (_, batch) in cases.items():
             name = f"decode {model.name} {shape[0]} x {shape[1]} {NAMES[codec]} {threads} threads"
-            times = take_turns(_runs(query, batch, data, plan.level), repeats)
-            found[threads].append(_figure((name, codec, threads), batch, times, peers[threads]))
-    for figures in found.values():
+            figures.append(_figure((name, codec, threads), batch, times, peers[threads]))
         for figure in figures:
             yield from _rows(figure, figures[0], plan.level)
 
 
-def _runs(query: torch.Tensor, batch: PagedBatch, data: Bytes, level: str | None) -> dict[str, Callable[[], object]]:
+def _runs(query: torch.Tensor, batch: PagedBatch, codec: str, level: str | None) -> dict[str, Callable[[], object]]:
     options = AttentionOptions(scale=query.shape[-1] ** -0.5)
-    size = batch.geometry.slice_bytes(batch.codec)
+    size = batch.geometry.slice_bytes(codec)
 
     def attend() -> object:
         if level is None:
             return paged_attention(query, batch, options, layer=0)
         return native.paged_attention(query, batch, options, layer=0, level=level)
 
-    return {
-        "in order": lambda: native.read_all(data[:BANDWIDTH_BYTES]),
-        "kernel": attend,
-        "blocks": lambda: native.read_blocks(batch.addresses, size),
-    }
+    return {f"kernel {codec}": attend, f"blocks {codec}": lambda: native.read_blocks(batch.addresses, size)}
 
 
 def _figure(case: tuple[str, str, int], batch: PagedBatch, times: dict[str, float], peers: dict[str, float]) -> Figure:
-    size = batch.addresses.numel() * batch.geometry.slice_bytes(batch.codec)
+    codec = case[1]
+    size = batch.addresses.numel() * batch.geometry.slice_bytes(codec)
     in_order = times["in order"] * size / BANDWIDTH_BYTES
-    limit, way = min((in_order, "a gibibyte in order"), (times["blocks"], "these blocks"))
+    limit, way = min((in_order, "a gibibyte in order"), (times[f"blocks {codec}"], "these blocks"))
     words = f"to read as many bytes ({size / limit / 1e9:.1f} GB/s, {way})"
-    return Figure(*case, size, times["kernel"], limit, words, peers)
+    return Figure(*case, size, times[f"kernel {codec}"], limit, words, peers)
 
 
 def _rows(figure: Figure, fp16: Figure, level: str | None) -> Iterator[Row]:

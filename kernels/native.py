@@ -187,9 +187,9 @@ def copy_slices_crc32c(targets: list[Buffer], sources: list[Buffer], lengths: tu
     return bytes(_module().copy_slices_crc32c(targets, sources, lengths))
 
 
-def copy_past_caches(target: Buffer, source: Buffer) -> None:
-    """Copy ``source`` to the start of ``target`` without leaving it in the caches, buffers as in ``copy_crc32c``.
+def copy_slices(targets: list[Buffer], sources: list[Buffer], lengths: tuple[int, int, int, int], threads: int) -> None:
+    """Copy the slices of many blocks, ``sources[i]`` to ``targets[i]``; arguments as in ``copy_slices_crc32c``.
 
-    For large copies that are not read at once: as fast as memory goes, and other work keeps its caches.
+    Large copies are not left in the caches, where other work has its data; they use ``threads`` threads at most.
     """
-    _module().copy_past_caches(target, source)
+    _module().copy_slices(targets, sources, lengths, threads)

@@ -25,6 +25,7 @@ constexpr std::uint32_t kPolynomial = 0x82F63B78u;  // reflected
 constexpr std::size_t kLane = 1024;
 constexpr std::size_t kPage = 4096;                 // a lane of a streamed copy: each is a page of its own
 constexpr std::size_t kFold = 3 * kLane;            // a copy is summed in pieces of this size, while in L1
+constexpr std::size_t kPiece = std::size_t{256} << 10;    // threads share copies in pieces of this size
 constexpr std::size_t kStreamMin = std::size_t{1} << 20;  // copies of less than this stay in the caches
 
 using Table = std::array<std::uint32_t, 256>;
@@ -252,20 +253,42 @@ std::uint32_t copy_state(std::uint8_t* to, const std::uint8_t* from, std::size_t
     return state;
 }
 
+void copy_piece(std::uint8_t* to, const std::uint8_t* from, std::size_t size, bool stream) {
+#if defined(__x86_64__)
+    if (stream) {
+        stream_copy(to, from, size);
+        return;
+    }
+#endif
+    std::memcpy(to, from, size);
+}
+
 }  // namespace
 
 std::uint32_t copy_crc32c(std::uint8_t* to, const std::uint8_t* from, std::size_t size, std::uint32_t crc) {
     return ~copy_state(to, from, size, ~crc, size >= kStreamMin && can_stream());
 }
 
-void copy_past_caches(std::uint8_t* to, const std::uint8_t* from, std::size_t size) {
-#if defined(__x86_64__)
-    if (can_stream()) {
-        stream_copy(to, from, size);
-        return;
-    }
-#endif
-    std::memcpy(to, from, size);
+void copy_slices(const std::vector<SlicesCopy>& blocks, const SlicesShape& shape, int threads) {
+    const bool packed = shape.to_stride == shape.slice_bytes && shape.from_stride == shape.slice_bytes;
+    const std::size_t runs = packed ? 1 : shape.slices, run_bytes = shape.slices * shape.slice_bytes / runs;
+    const std::size_t pieces = (run_bytes + kPiece - 1) / kPiece, items = blocks.size() * runs * pieces;
+    const std::size_t total = blocks.size() * runs * run_bytes;
+    const bool stream = total >= kStreamMin && can_stream();
+    std::atomic<std::size_t> next{0};
+    const auto lane = [&](int) {
+        for (std::size_t item = next.fetch_add(1); item < items; item = next.fetch_add(1)) {
+            const SlicesCopy& block = blocks[item / pieces / runs];
+            const std::size_t run = item / pieces % runs, begin = item % pieces * kPiece;
+            copy_piece(block.to + run * shape.to_stride + begin, block.from + run * shape.from_stride + begin,
+                       std::min(kPiece, run_bytes - begin), stream);
+        }
+    };
+    const std::size_t lanes = std::min<std::size_t>(threads, items);
+    if (total >= kStreamMin && lanes > 1)
+        parallel_for(static_cast<int>(lanes), lane);
+    else
+        lane(0);
 }
 
 void copy_slices_crc32c(const std::vector<SlicesCopy>& blocks, const SlicesShape& shape, std::uint32_t* crcs) {

@@ -13,10 +13,6 @@ std::uint32_t crc32c(const std::uint8_t* data, std::size_t size, std::uint32_t c
 // Copy and return the CRC-32C of what was copied; the source is read from memory once. Ranges must not overlap.
 std::uint32_t copy_crc32c(std::uint8_t* to, const std::uint8_t* from, std::size_t size, std::uint32_t crc);
 
-// Copy without leaving the target in the caches, where the processor can: as fast as memory goes for large ranges that
-// nobody reads soon. Ranges must not overlap.
-void copy_past_caches(std::uint8_t* to, const std::uint8_t* from, std::size_t size);
-
 // One block's slices on their way to another place.
 struct SlicesCopy {
     std::uint8_t* to;
@@ -27,6 +23,10 @@ struct SlicesCopy {
 struct SlicesShape {
     std::size_t slices, slice_bytes, to_stride, from_stride;
 };
+
+// Copy the slices of many blocks on `threads` threads of the pool at most, where the processor can without leaving large
+// copies in the caches. Ranges must not overlap; bytes between slices are left alone.
+void copy_slices(const std::vector<SlicesCopy>& blocks, const SlicesShape& shape, int threads);
 
 // Copy the slices of many blocks, on the pool if they are large, and put the CRC-32C of each written slice into
 // `crcs`, block by block. Ranges must not overlap; bytes between slices are left alone.

@@ -170,39 +170,51 @@ std::uint32_t copy_crc32c(const py::object& target, const py::object& source, st
     return kv::copy_crc32c(to.data(), from.data(), from.size(), crc);
 }
 
-void copy_past_caches(const py::object& target, const py::object& source) {
-    const Bytes to(target, "target", true), from(source, "source", false);
-    if (to.size() < from.size()) throw py::value_error("target is smaller than source");
-    const py::gil_scoped_release released;
-    kv::copy_past_caches(to.data(), from.data(), from.size());
-}
+// Slices of many blocks and who holds their memory.
+struct HeldSlices {
+    std::vector<std::unique_ptr<Bytes>> held;
+    std::vector<kv::SlicesCopy> blocks;
+    kv::SlicesShape shape;
+};
 
-// The checksums of all slices as little-endian 32-bit numbers, block by block. `lengths` is slices, bytes of one, and
-// the strides of target and source.
-py::bytes copy_slices_crc32c(const py::list& targets, const py::list& sources,
-                             std::tuple<std::size_t, std::size_t, std::size_t, std::size_t> lengths) {
+using Lengths = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>;
+
+// `lengths` is slices, bytes of one, and the strides of target and source.
+HeldSlices hold_slices(const py::list& targets, const py::list& sources, const Lengths& lengths) {
     const auto [slices, slice_bytes, to_stride, from_stride] = lengths;
     if (targets.size() != sources.size()) throw py::value_error("targets and sources differ in number");
     if (slices < 1 || slice_bytes < 1 || to_stride < slice_bytes || from_stride < slice_bytes)
         throw py::value_error("lengths has no slices, or a stride below a slice");
     if (slices > std::numeric_limits<int>::max() / (targets.size() + 1)) throw py::value_error("lengths has too many slices");
-    std::vector<std::unique_ptr<Bytes>> held;
-    std::vector<kv::SlicesCopy> blocks;
-    const auto hold = [&held, slices, slice_bytes](const py::handle& object, const char* name, std::size_t stride) {
-        held.push_back(std::make_unique<Bytes>(py::reinterpret_borrow<py::object>(object), name, name[0] == 't'));
-        const std::size_t size = held.back()->size();
-        if (size < slice_bytes || (size - slice_bytes) / stride < slices - 1)
+    HeldSlices found{{}, {}, {slices, slice_bytes, to_stride, from_stride}};
+    const auto hold = [&found](const py::handle& object, const char* name, std::size_t stride) {
+        found.held.push_back(std::make_unique<Bytes>(py::reinterpret_borrow<py::object>(object), name, name[0] == 't'));
+        const std::size_t size = found.held.back()->size(), slice = found.shape.slice_bytes;
+        if (size < slice || (size - slice) / stride < found.shape.slices - 1)
             throw py::value_error(std::string(name) + " is too small for the slices");
-        return held.back()->data();
+        return found.held.back()->data();
     };
     for (std::size_t i = 0; i < targets.size(); ++i) {
         std::uint8_t* const to = hold(targets[i], "target", to_stride);
-        blocks.push_back({to, hold(sources[i], "source", from_stride)});
+        found.blocks.push_back({to, hold(sources[i], "source", from_stride)});
     }
-    std::vector<std::uint32_t> crcs(blocks.size() * slices);
+    return found;
+}
+
+void copy_slices(const py::list& targets, const py::list& sources, const Lengths& lengths, int threads) {
+    if (threads < 1) throw py::value_error("threads is " + std::to_string(threads) + "; it must be at least 1");
+    const HeldSlices copies = hold_slices(targets, sources, lengths);
+    const py::gil_scoped_release released;
+    kv::copy_slices(copies.blocks, copies.shape, threads);
+}
+
+// The checksums of all slices as little-endian 32-bit numbers, block by block.
+py::bytes copy_slices_crc32c(const py::list& targets, const py::list& sources, const Lengths& lengths) {
+    const HeldSlices copies = hold_slices(targets, sources, lengths);
+    std::vector<std::uint32_t> crcs(copies.blocks.size() * copies.shape.slices);
     {
         const py::gil_scoped_release released;
-        kv::copy_slices_crc32c(blocks, {slices, slice_bytes, to_stride, from_stride}, crcs.data());
+        kv::copy_slices_crc32c(copies.blocks, copies.shape, crcs.data());
     }
     std::string packed(4 * crcs.size(), '\0');
     for (std::size_t i = 0; i < packed.size(); ++i) packed[i] = static_cast<char>(crcs[i / 4] >> (8 * (i % 4)));
@@ -238,6 +250,6 @@ PYBIND11_MODULE(_native, module) {
     module.def("read_all", &read_all);
     module.def("read_blocks", &read_blocks);
     module.def("copy_crc32c", &copy_crc32c);
-    module.def("copy_past_caches", &copy_past_caches);
+    module.def("copy_slices", &copy_slices);
     module.def("copy_slices_crc32c", &copy_slices_crc32c);
 }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kLeastBlocks = 16;   // a run shorter than this is not worth a task of its own
 constexpr int kTasksPerThread = 4; // so that a late thread costs at most a quarter of its share
-constexpr int kRunBlocks = 64;     // a longer run of few rows is cut: see Batch::cut_runs
+constexpr int kRunBlocks = 128;    // a longer run of few rows is cut: no thread is then late by more than a millisecond or two
 constexpr int kFewRows = 16;       // of more rows the sums of all runs would take much memory
 
 // Rows of one sequence's chunk of queries, over one run of its blocks, for one KV head.
@@ -96,7 +96,7 @@ public:
     }
 
     void run() {
-        parallel_for(static_cast<int>(order_.size()), [&](int item) { attend(pieces_[order_[item]]); });
+        parallel_for(static_cast<int>(pieces_.size()), [&](int item) { attend(pieces_[item]); });
         parallel_for(static_cast<int>(firsts_.size()), [&](int item) { finish(firsts_[item]); });
     }
 
@@ -109,27 +109,21 @@ private:
         const int split = static_cast<int>(std::max<std::int64_t>(1, (wanted + chunks - 1) / std::max<std::int64_t>(1, chunks)));
         for (int s = 0; s < call_.sequences; ++s)
             for (int query = call_.offsets[s]; query < call_.offsets[s + 1]; query += chunk_)
-                cut_runs(s, query, std::min(chunk_, call_.offsets[s + 1] - query), split);
+                for (int head = 0; head < call_.shape.heads; ++head)
+                    cut_runs(s, query, std::min(chunk_, call_.offsets[s + 1] - query), head, split);
     }
 
-    // Pieces of all heads over all runs of a sequence. They are attended run by run, all heads of a run after each
-    // other: blocks lie anywhere, and the page tables that lead to a run's blocks stay in the caches for its heads.
-    void cut_runs(int sequence, int query, int queries, int split) {
-        const int blocks = static_cast<int>(seen_[sequence].slices.size()), heads = call_.shape.heads;
+    void cut_runs(int sequence, int query, int queries, int head, int split) {
+        const int blocks = static_cast<int>(seen_[sequence].slices.size());
         int runs = std::clamp(blocks / kLeastBlocks, 1, split);
         if (queries * group_ <= kFewRows) runs = std::max(runs, (blocks + kRunBlocks - 1) / kRunBlocks);
-        const std::size_t first = pieces_.size();
-        for (int head = 0; head < heads; ++head) {
-            firsts_.push_back(pieces_.size());
-            for (int run = 0; run < runs; ++run) {
-                const int from = static_cast<int>(std::int64_t{blocks} * run / runs);
-                const int to = static_cast<int>(std::int64_t{blocks} * (run + 1) / runs);
-                pieces_.push_back({sequence, query, queries, head, from, to - from, state_size_, runs});
-                state_size_ += state_floats(call_, queries * group_);
-            }
+        firsts_.push_back(pieces_.size());
+        for (int run = 0; run < runs; ++run) {
+            const int from = static_cast<int>(std::int64_t{blocks} * run / runs);
+            const int to = static_cast<int>(std::int64_t{blocks} * (run + 1) / runs);
+            pieces_.push_back({sequence, query, queries, head, from, to - from, state_size_, runs});
+            state_size_ += state_floats(call_, queries * group_);
         }
-        for (int run = 0; run < runs; ++run)
-            for (int head = 0; head < heads; ++head) order_.push_back(first + static_cast<std::size_t>(head) * runs + run);
     }
 
     // Sums of a piece, then its rows' largest scores, then their masses.
@@ -195,7 +189,6 @@ private:
     std::vector<Seen> seen_;
     std::vector<Piece> pieces_;
     std::vector<std::size_t> firsts_;  // places in pieces_ where other rows begin
-    std::vector<std::size_t> order_;   // places in pieces_ in the order of work
     std::size_t state_size_ = 0;
     float* state_ = nullptr;
 };

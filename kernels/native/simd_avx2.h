@@ -77,7 +77,16 @@ struct Simd {
         return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     }
     static I load_pairs_part(const std::int8_t* p, int n) { return _mm256_cvtepi8_epi16(words_part(p, n)); }
-    static I dot_pairs(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+    static I dot_pairs(I sum, I a, I b) {
+        const I products = _mm256_madd_epi16(a, b);
+#if defined(__GNUC__) && !defined(__clang__)
+        // GCC gives the sum a register of its own, and then copies and spills a panel's sums each step.
+        asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
+        return sum;
+#else
+        return _mm256_add_epi32(sum, products);
+#endif
+    }
     static I set1_int(std::int32_t x) { return _mm256_set1_epi32(x); }
     static I pack_pairs(I low, I high) { return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xAA); }
     static void store_int(std::int32_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }

@@ -151,58 +151,19 @@ def test_copy_and_checksum_at_every_edge(size: int) -> None:
 
 @needs_native
 @pytest.mark.parametrize("offset", [0, 1, 32])
-@pytest.mark.parametrize("more", [0, 77, 3071, 3072, 12287])
-def test_large_copies_and_checksums_wherever_they_land(offset: int, more: int) -> None:
-    size = (1 << 20) + more
-    source = np.random.default_rng(more).integers(0, 256, size, dtype=np.uint8)
-    target = np.full(offset + size + 64, 0xEE, np.uint8)
-    assert native.copy_crc32c(target[offset:], source) == native.crc32c(source)
-    assert (target[offset : offset + size] == source).all()
-    assert (target[offset + size :] == 0xEE).all()
-    assert (target[:offset] == 0xEE).all()
-
-
-@needs_native
-@pytest.mark.parametrize(
-    ("blocks", "lengths"),
-    [
-        (1, (1, 5, 5, 5)),
-        (2, (3, 300, 512, 300)),
-        (3, (4, 131_072, 135_168, 131_072)),
-        (5, (3, 100_001, 100_352, 100_001)),
-    ],
-)
-def test_slices_of_many_blocks_are_copied_and_summed(
-    two_threads: None, blocks: int, lengths: tuple[int, int, int, int]
-) -> None:
-    slices, size, target_stride, source_stride = lengths
+@pytest.mark.parametrize("gap", [0, 3, 64])
+@pytest.mark.parametrize(("slices", "size"), [(1, 1), (3, 63), (2, 64), (5, 65), (4, 300_001), (1, 1_300_000)])
+def test_copies_of_slices(two_threads: None, offset: int, gap: int, slices: int, size: int) -> None:
     rng = np.random.default_rng(size)
-    sources = [rng.integers(0, 256, (slices - 1) * source_stride + size, dtype=np.uint8) for _ in range(blocks)]
-    targets = [np.full((slices - 1) * target_stride + size, 0xEE, np.uint8) for _ in range(blocks)]
-    packed = native.copy_slices_crc32c(list(targets), list(sources), lengths)
-    crcs = np.frombuffer(packed, "<u4").reshape(blocks, slices)
-    for source, target, row in zip(sources, targets, crcs, strict=True):
-        for layer in range(slices):
-            written = target[layer * target_stride :][:size]
-            assert (written == source[layer * source_stride :][:size]).all()
-            assert row[layer] == native.crc32c(np.ascontiguousarray(written))
-            assert (target[layer * target_stride + size : (layer + 1) * target_stride] == 0xEE).all()
-
-
-@needs_native
-@pytest.mark.parametrize("offset", [0, 1, 32])
-@pytest.mark.parametrize("size", [0, 5, 63, 64, 65, 4096, 70_001])
-def test_copies_past_the_caches(offset: int, size: int) -> None:
-    source = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
-    target = np.full(offset + size + 64, 0xEE, np.uint8)
-    native.copy_past_caches(target[offset:], source)
-    assert (target[offset : offset + size] == source).all()
-    assert (target[offset + size :] == 0xEE).all()
-    assert (target[:offset] == 0xEE).all()
-    with pytest.raises(ValueError, match="smaller"):
-        native.copy_past_caches(target[:size], np.zeros(size + 1, np.uint8))
-    with pytest.raises(ValueError, match="target"):
-        native.copy_past_caches(bytes(size), source)
+    sources = [rng.integers(0, 256, slices * size, dtype=np.uint8) for _ in range(2)]
+    targets = [np.full(offset + slices * (size + gap) + 64, 0xEE, np.uint8) for _ in range(2)]
+    lengths = (slices, size, size + gap, size)
+    native.copy_slices([target[offset:] for target in targets], [*sources], lengths, 2)
+    for source, target in zip(sources, targets, strict=True):
+        expected = np.full_like(target, 0xEE)
+        for i in range(slices):
+            expected[offset + i * (size + gap) :][:size] = source[i * size :][:size]
+        assert (target == expected).all()
 
 
 @needs_native
@@ -220,7 +181,12 @@ def test_slices_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             native.copy_slices_crc32c(targets, sources, lengths)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=words):
+            native.copy_slices(targets, sources, lengths, 1)  # type: ignore[arg-type]
     assert native.copy_slices_crc32c([], [], (2, 8, 12, 12)) == b""
+    native.copy_slices([], [], (2, 8, 12, 12), 1)
+    with pytest.raises(ValueError, match="threads is 0"):
+        native.copy_slices([], [], (2, 8, 12, 12), 0)
 
 
 @needs_native
