@@ -15,8 +15,9 @@ from kvstore.store.namespaces import Namespace
 from kvstore.store.report import BlockEvent, EventKind
 
 trace = logging.getLogger("kvstore.store.trace")
-"""Names each copy that comes and goes, at level debug, before anything else is done about it: a copy that is gone from
-SSD after a crash was named here, with the cause, before its drop reached the disk. ``crashtest --daemon`` reads it."""
+"""Names each copy that comes and goes, and each block whose last copy went, at level debug, before anything else is
+done about it: what is gone from SSD after a crash was named here, with the cause, before its drop reached the disk.
+``crashtest --daemon`` reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,13 @@ class Tombstones:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._traced = trace.isEnabledFor(logging.DEBUG)
         self._kept: OrderedDict[BlockKey, Tombstone] = OrderedDict()
 
     def add(self, key: BlockKey, reason: Reason, now: float) -> None:
         """Remember that ``key`` went."""
+        if self._traced:
+            trace.debug("gone %s %s", key.hex(), reason.name)
         self._kept[key] = Tombstone(reason, now)
         self._kept.move_to_end(key)
         if len(self._kept) > self._limit:

@@ -29,8 +29,19 @@ def test_a_block_is_named_when_it_comes_to_a_tier_and_when_it_is_evicted_or_remo
         f"stored HOST {first.hex()}", f"stored SSD {first.hex()}", f"dropped SSD {first.hex()} EVICTED",
     ]  # fmt: skip
     assert [line for line in told() if second.hex() in line][2:] == [
-        f"dropped HOST {second.hex()} REMOVED", f"dropped SSD {second.hex()} REMOVED",
+        f"dropped HOST {second.hex()} REMOVED", f"dropped SSD {second.hex()} REMOVED", f"gone {second.hex()} REMOVED",
     ]  # fmt: skip
+
+
+def test_a_block_is_gone_with_its_last_copy(told, make_world, disk):
+    world = make_world(disk=disk)
+    (key,) = world.chain(1, 1)
+    world.put([key])
+    world.run()
+    world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=[key])
+    assert told()[-1] == f"dropped HOST {key.hex()} EVICTED"
+    world.store.evict(Tier.SSD, namespace_id=world.namespace_id, keys=[key])
+    assert told()[-2:] == [f"dropped SSD {key.hex()} EVICTED", f"gone {key.hex()} EVICTED"]
 
 
 def test_a_drop_is_named_before_the_disk_hears_of_it(told, make_world, disk, monkeypatch):

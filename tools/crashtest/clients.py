@@ -10,7 +10,7 @@ from typing import Final
 
 from kvstore.client import Client, ClientOptions
 from kvstore.client.payloads import PutBlocks
-from kvstore.core.errors import KVStoreError
+from kvstore.core.errors import KVStoreError, Unavailable
 from kvstore.core.keys import parents_of
 from kvstore.core.types import BlockKey, Durability, NamespaceId, Outcome
 from kvstore.tools.crashtest.known import SPEC, Known, keys_of, payload_of
@@ -22,6 +22,8 @@ NEW_SHARE: Final = 0.6
 """Puts of a new chain. The others name one that may be there, in part or whole, or be under way in another client."""
 RECENT_CHAINS: Final = 8
 DURABLE_SHARE: Final = 0.8
+NOT_ALL: Final = "not all is durable"
+"""How the refusal of a flush begins."""
 
 
 @dataclass(slots=True)
@@ -32,6 +34,9 @@ class ClientTally:
     blocks_acknowledged: int = 0
     blocks_acknowledged_again: int = 0
     removals_acknowledged: int = 0
+    flushes: int = 0
+    blocks_flushed: int = 0
+    flushes_refused: int = 0
     reads_checked: int = 0
     corrupt: int = 0
     faults: list[str] = field(default_factory=list)
@@ -65,7 +70,7 @@ class Clients:
             with self.connect() as client:
                 namespace = client.open_namespace(SPEC).namespace_id
                 while not self.killed.is_set():
-                    role = chance.choices((self._put, self._get, self._remove), (6, 3, 1))[0]
+                    role = chance.choices((self._put, self._get, self._remove, self._flush), (6, 3, 1, 0.2))[0]
                     role(client, namespace, chance)
         except KVStoreError as error:
             if not self.killed.is_set():
@@ -80,10 +85,11 @@ class Clients:
         since = self._trace.end
         blocks = PutBlocks(keys, parents_of(keys), [*map(payload_of, keys)], durability=durability)
         answer = client.put(namespace, blocks)
-        if not durable:
-            return
         good = [key for key, outcome in zip(keys, answer.outcomes, strict=True) if outcome is Outcome.HIT]
         with self._known.lock:
+            if not durable:
+                self._known.soft |= dict.fromkeys(good, since)
+                return
             self._known.witness(good, since)
             self._tally.acks += bool(good)
             self._tally.blocks_acknowledged += len(good)
@@ -110,6 +116,27 @@ class Clients:
         outcomes = client.remove(namespace, keys)
         with self._known.lock:
             self._tally.removals_acknowledged += outcomes.count(Outcome.HIT)
+
+    def _flush(self, client: Client, _namespace: NamespaceId, _chance: random.Random) -> None:
+        """What was acknowledged in memory before is durable then; where not all can be, the answer says so."""
+        with self._known.lock:
+            soft = dict(self._known.soft)
+        try:
+            client.flush()
+        except Unavailable as error:
+            if not str(error).startswith(NOT_ALL):
+                raise
+            with self._known.lock:
+                self._tally.flushes_refused += 1
+            return
+        with self._known.lock:
+            for key, since in soft.items():
+                self._known.witness([key], since)
+            self._tally.flushes += 1
+            self._tally.blocks_flushed += len(soft)
+            for key in soft.keys() & self._known.soft.keys():
+                if self._known.soft[key] == soft[key]:
+                    del self._known.soft[key]
 
     def _some(self, chance: random.Random, count: int) -> list[BlockKey]:
         with self._known.lock:

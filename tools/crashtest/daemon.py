@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvstore.client import Client
+from kvstore.core.errors import KVStoreError, Unavailable
 from kvstore.core.types import BlockKey, NamespaceId, Outcome, Reason
 from kvstore.tiers.ssd import LinuxDisk
 from kvstore.tiers.ssd.scrub import named_blocks
@@ -38,6 +41,9 @@ FLAGS: Final = {
     "buffer-max": "8 MiB", "log-level": "debug",
 }  # fmt: skip
 LIFE_SECONDS: Final = (0.3, 4.0)
+BIRTH_SHARE: Final = 0.25
+"""Kills behind which the next daemon is killed, too, while it starts."""
+BIRTH_SECONDS: Final = (0.2, 1.2)
 CHECK_BLOCKS: Final = 16
 LEDGER_TRIES: Final = 20
 """The daemon works on while its ledger is compared with the directory: both are taken until nothing moved between."""
@@ -54,6 +60,7 @@ class DaemonTally(ClientTally):
     """Sums over all kills."""
 
     loops: int = 0
+    killed_at_start: int = 0
     blocks_judged: int = 0
     evicted: int = 0
     removed: int = 0
@@ -100,16 +107,23 @@ class Torture:
         self.close()
         for thread in threads:
             thread.join()
+        self.known.soft.clear()
         evictions = self.trace.evictions
+        if self._chance.random() < BIRTH_SHARE:
+            self._start_and_kill()
         self.trace.end_of_life()
         named = self._look_at_records()
         if self.trace.evictions > evictions:
             tally.named_min = min(tally.named_min or len(named), len(named))
         born = self.trace.end
-        self._start()
-        with clients.connect() as client:
-            self._judge(client, client.open_namespace(SPEC).namespace_id, named, born)
-        self._check_directory()
+        try:
+            self._start()
+            with clients.connect() as client:
+                self._judge(client, client.open_namespace(SPEC).namespace_id, named, born)
+            self._check_directory()
+        except KVStoreError as error:
+            tally.faults.append(f"the daemon failed while it was judged: {type(error).__name__} {error}")
+            self.trace.read()
         tally.faults += [f"the daemon's log: {line}" for line in self.trace.errors[:FAULTS_MAX]]
         self.trace.errors.clear()
         tally.loops += 1
@@ -122,6 +136,18 @@ class Torture:
     def _start(self) -> None:
         self.tally.ready_seconds_max = max(self.tally.ready_seconds_max, self.daemon.start())
         self._runs = True
+
+    def _start_and_kill(self) -> None:
+        """Start a daemon and kill it at a random moment, most often before it serves."""
+        timer = threading.Timer(self._chance.uniform(*BIRTH_SECONDS), lambda: os.kill(self.daemon.pid, signal.SIGKILL))
+        self.trace.end_of_life()
+        timer.start()
+        try:
+            self.daemon.start()
+        except Unavailable:
+            self.tally.killed_at_start += 1
+        timer.join()
+        self.close()
 
     def _clients(self) -> Clients:
         return Clients(self.daemon.socket, self.known, self.trace, self.tally)

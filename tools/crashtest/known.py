@@ -48,6 +48,8 @@ class Known:
     durable: dict[BlockKey, int] = field(default_factory=dict)
     """Blocks that were acknowledged as durable, each with a position in the daemon's log: it was there at some moment
     behind it, so only a drop behind it can be why it is gone."""
+    soft: dict[BlockKey, int] = field(default_factory=dict)
+    """Blocks that were acknowledged in memory in this life, with positions as above. A flush makes them durable."""
     asked: Counter[BlockKey] = field(default_factory=Counter)
     """Removals that were asked for."""
     chains: int = 0

@@ -22,7 +22,7 @@ CAUSES: Final = frozenset(reason.name for reason in Reason)
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A copy left SSD, or a block on its way there was removed; ``at`` is the line's position in the log."""
+    """A block left SSD, or memory before it was there; ``at`` is the line's position in the log."""
 
     at: int
     cause: Reason
@@ -36,7 +36,7 @@ class Trace:
     drops: dict[BlockKey, Drop] = field(default_factory=dict)
     """The last one of each block."""
     removals: Counter[BlockKey] = field(default_factory=Counter)
-    """Copies that left SSD since somebody asked."""
+    """How often a block went since somebody asked."""
     evictions: int = 0
     """Copies that left SSD for space."""
     errors: list[str] = field(default_factory=list)
@@ -69,11 +69,10 @@ class Trace:
         self.read()
 
     def _take(self, words: list[str], at: int) -> None:
-        if len(words) != 4 or words[0] != "dropped" or len(words[2]) != 2 * KEY_BYTES or words[3] not in CAUSES:
+        on_ssd, gone = words[:2] == ["dropped", Tier.SSD.name], words[:1] == ["gone"]
+        if len(words) < 3 or not (on_ssd or gone) or len(words[-2]) != 2 * KEY_BYTES or words[-1] not in CAUSES:
             return
-        key, cause, on_ssd = BlockKey(bytes.fromhex(words[2])), Reason[words[3]], words[1] == Tier.SSD.name
-        # What is removed goes from all tiers at once, and what was on its way to SSD never comes there.
-        if on_ssd or cause is Reason.REMOVED:
-            self.drops[key] = Drop(at, cause)
-        self.removals[key] += on_ssd and cause is Reason.REMOVED
+        key, cause = BlockKey(bytes.fromhex(words[-2])), Reason[words[-1]]
+        self.drops[key] = Drop(at, cause)
+        self.removals[key] += gone and cause is Reason.REMOVED
         self.evictions += on_ssd and cause is Reason.EVICTED

@@ -61,7 +61,7 @@ def judge(torture, payload, *, named, told=(), client=None):
 
 
 EVICTED = f"dropped SSD {KEY.hex()} EVICTED"
-REMOVED = f"dropped SSD {KEY.hex()} REMOVED"
+REMOVED = f"gone {KEY.hex()} REMOVED"
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,14 @@ REMOVED = f"dropped SSD {KEY.hex()} REMOVED"
         (None, False, (f"dropped SSD {KEY.hex()} DROPPED",), {"lost": 1}),
         (None, False, (f"dropped SSD {KEY.hex()} QUARANTINED",), {"lost": 1}),
         (None, False, (f"dropped HOST {KEY.hex()} EVICTED",), {"lost": 1}),
+        (None, False, (f"gone {KEY.hex()} EVICTED",), {"evicted": 1}),
         (None, False, (f"dropped SSD {OTHER.hex()} EVICTED",), {"lost": 1}),
         (None, False, (f"dropped SSD {KEY.hex()} EVICT",), {"lost": 1}),
         (None, False, (f"stored SSD {KEY.hex()}",), {"lost": 1}),
     ],
     ids=[
         "right", "wrong", "phantom", "lost", "named and lost", "evicted", "named, so not evicted", "eviction undone",
-        "not asked", "dropped", "quarantined", "from HOST only", "another's", "torn line", "stored",
+        "not asked", "dropped", "quarantined", "from HOST only", "gone", "another's", "torn line", "stored",
     ],
 )  # fmt: skip
 def test_a_durable_block_after_a_kill(torture, payload, named, told, found):
@@ -109,7 +110,7 @@ def test_a_removal_explains_a_block_as_often_as_it_was_asked_for(torture):
 def test_a_block_that_was_removed_on_its_way_to_disk_is_explained(torture):
     torture.known.ask([KEY])
     torture.known.witness([KEY], 0)
-    assert judge(torture, None, named=False, told=(f"dropped HOST {KEY.hex()} REMOVED",)).removed == 1
+    assert judge(torture, None, named=False, told=(f"gone {KEY.hex()} REMOVED",)).removed == 1
 
 
 def test_a_drop_before_the_acknowledgement_explains_nothing(torture):
