@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
+from kvstore.core.namespace import NamespacePolicy, NamespaceSpec, canonical_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class EngineConfig:
     ``device``          "cpu", "cuda", or "auto": a GPU if the cache's DEVICE is on one, else the CPU. "cuda" without a
                         cache is torch's current GPU. **No GPU has been tried yet**
     ``policy``          how the namespace is kept; None leaves the choice to the cache
+    ``kv_dtype``        what raw K and V are kept in, such as "float16" for a model that computes in float32; None takes
+                        the dtype of the model's spec, in which it computes
     ``codec``           of blocks below DEVICE, "raw" or "int8"; None takes the one of the model's spec
     ``raw_layers``      layers that stay raw in int8 blocks, ascending; none takes those of the model's spec
     ``raw_first_tokens`` blocks wholly within the first so many tokens stay raw; 0 leaves it to ``policy``
@@ -40,6 +43,7 @@ class EngineConfig:
     wait_ms: int = 20
     device: str = "auto"
     policy: NamespacePolicy | None = None
+    kv_dtype: str | None = None
     codec: str | None = None
     raw_layers: tuple[int, ...] = ()
     raw_first_tokens: int = 0
@@ -66,8 +70,13 @@ class EngineConfig:
             raise InvalidArgument("config.retry_s", self.retry_s, "two times in seconds, the shorter one first")
 
     def spec_for(self, spec: NamespaceSpec) -> NamespaceSpec:
-        """The model's spec with the codec and the raw layers that were asked for. Raises InvalidArgument."""
-        return replace(spec, codec=self.codec or spec.codec, raw_layers=self.raw_layers or spec.raw_layers)
+        """The model's spec with what was asked for of dtype, codec and raw layers. Raises InvalidArgument."""
+        kept = replace(spec, codec=self.codec or spec.codec, raw_layers=self.raw_layers or spec.raw_layers)
+        if self.kv_dtype in (None, spec.dtype):
+            return kept
+        # A computation in another dtype gives other bits, even where K and V are rounded to the same one.
+        extra = canonical_json({**json.loads(spec.extra or "{}"), "compute_dtype": spec.dtype})
+        return replace(kept, dtype=self.kv_dtype, extra=extra)
 
     @property
     def policy_asked(self) -> NamespacePolicy | None:

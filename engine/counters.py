@@ -13,6 +13,8 @@ class Counters:
 
     ``tokens_computed``       tokens whose K and V a forward pass made, recomputed ones included
     ``tokens_generated``      tokens drawn
+    ``tokens_attended``       context of the tokens drawn, summed over them; ``tokens_attended_int8`` of it lay in int8
+                              blocks (whose ``raw_layers`` are raw all the same)
     ``tokens_from``           tokens of prefixes not computed, by the hottest tier that held them; "engine" are those
                               that another request of this engine held at the time
     ``blocks_sealed``         blocks committed; ``blocks_existed`` of them were resident already
@@ -26,6 +28,8 @@ class Counters:
     steps: int = 0
     tokens_computed: int = 0
     tokens_generated: int = 0
+    tokens_attended: int = 0
+    tokens_attended_int8: int = 0
     tokens_from: dict[str, int] = field(
         default_factory=lambda: {"engine": 0, **{tier.name.lower(): 0 for tier in Tier}}
     )

@@ -25,7 +25,7 @@ from kvstore.engine.counters import Counters
 from kvstore.engine.link import CacheLink, LinkLost
 from kvstore.engine.manager import BlockManager
 from kvstore.engine.model import ModelRunner
-from kvstore.engine.sampling import Sampler, SamplingParams
+from kvstore.engine.sampling import Draw, Sampler, SamplingParams
 from kvstore.engine.scheduler import Scheduler, Share
 from kvstore.engine.sequence import FinishReason, RequestId, Sequence
 from kvstore.engine.step import build_step
@@ -96,10 +96,16 @@ class Engine:
         return self._link.up
 
     def add_request(
-        self, prompt: str | Items[int], params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        prompt: str | Items[int],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        draw: Draw | None = None,
     ) -> RequestId:
         """Queue a prompt (text, or token ids); higher ``priority`` goes first.
 
+        ``draw`` takes the place of the sampler that ``params`` describe, such as one that feeds given tokens.
         Raises InvalidArgument for an empty prompt, one that fills the model's positions, token ids outside the
         vocabulary, and text or stop strings where the model has no tokenizer.
         """
@@ -109,7 +115,8 @@ class Engine:
             raise InvalidArgument("sampling.stop", params.stop, "none, since this model has no tokenizer")
         stream = TextStream(self._model.text, params.stop) if self._model.text is not None else None
         request_id, self._next_id = RequestId(self._next_id), self._next_id + 1
-        self._scheduler.add(Sequence(request_id, tokens, len(tokens), params, Sampler(params), priority, stream))
+        draw = draw or Sampler(params)
+        self._scheduler.add(Sequence(request_id, tokens, len(tokens), params, draw, priority, stream))
         return request_id
 
     def abort(self, request_id: RequestId) -> bool:
@@ -144,6 +151,8 @@ class Engine:
             return outputs
         self.counters.steps += 1
         self.counters.tokens_computed += sum(share.count for share in shares)
+        self.counters.tokens_attended += step.attended
+        self.counters.tokens_attended_int8 += step.attended_int8
         return outputs + self._accept(shares, logits)
 
     def generate(

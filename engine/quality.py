@@ -114,6 +114,14 @@ class QualityProbe:
         """The model of a folder."""
         return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True))
 
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """KV heads and head size of the model."""
+        config = self._network.config
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return getattr(config, "num_key_value_heads", None) or heads, width
+
     @torch.inference_mode()
     def measure(
         self, tokens: Sequence[int], codecs: Sequence[str] = tuple(CODECS), step: Step = nullcontext

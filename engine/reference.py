@@ -49,6 +49,15 @@ class Reference:
         self._extend(start, shared)
         return [self._answer(start, prompt, len(shared), (tokens_max, stop)) for prompt in prompts]
 
+    @torch.inference_mode()
+    def choices(self, prompt: Sequence[int], following: Sequence[int]) -> list[int]:
+        """The most likely token at each place of ``following``, given the prompt and the true tokens before it."""
+        cache = DynamicCache(config=self._model.config)
+        self._extend(cache, prompt[:-1])
+        ids = torch.tensor([[*prompt[-1:], *following[:-1]]])
+        chosen: list[int] = self._model(input_ids=ids, **{self._cache_name: cache}).logits[0].argmax(-1).tolist()
+        return chosen
+
     def _answer(
         self, start: DynamicCache, prompt: Sequence[int], done: int, end: tuple[int, Sequence[int]]
     ) -> list[int]:

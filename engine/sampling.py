@@ -7,6 +7,7 @@ gives the same answer again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -46,8 +47,16 @@ class SamplingParams:
             raise InvalidArgument("sampling.seed", self.seed, "0 to 2**64 - 1")
 
 
+class Draw(Protocol):
+    """Where the tokens of one request come from."""
+
+    def next_token(self, logits: torch.Tensor) -> int:
+        """The token that follows, given logits fp32 [vocabulary]; called once for each token, in their order."""
+        ...
+
+
 class Sampler:
-    """Draws the tokens of one request."""
+    """Draws the tokens of one request as its parameters say; a ``Draw``."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params

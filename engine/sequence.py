@@ -16,7 +16,7 @@ from typing import NewType
 
 from kvstore.core.types import JobId
 from kvstore.engine.blocks import Block, BlockTable
-from kvstore.engine.sampling import Sampler, SamplingParams
+from kvstore.engine.sampling import Draw, SamplingParams
 from kvstore.engine.text import TextStream
 
 RequestId = NewType("RequestId", int)
@@ -51,7 +51,7 @@ class Sequence:
     tokens: list[int]
     prompt_tokens: int
     params: SamplingParams
-    sampler: Sampler
+    sampler: Draw
     priority: int
     stream: TextStream | None = None
     table: BlockTable = field(default_factory=BlockTable)

@@ -23,12 +23,24 @@ class StepInput:
     """One flattened row of tokens.
 
     ``token_ids`` and ``positions`` are int64 [1, tokens]; ``rows`` int64 are the places in it whose logits are wanted.
+    ``attended`` is the context of these rows, summed, and ``attended_int8`` the part of it that lies in int8 blocks.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     rows: torch.Tensor
     attention: AttentionStep
+    attended: int
+    attended_int8: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """Block tables side by side, [sequences, blocks] with address 0 where there is none, and each one's context."""
+
+    addresses: npt.NDArray[np.int64]
+    codecs: npt.NDArray[np.int8]
+    contexts: list[int]
 
 
 def build_step(shares: Items[Share], spec: NamespaceSpec, device: torch.device = CPU) -> StepInput:
@@ -41,11 +53,16 @@ def build_step(shares: Items[Share], spec: NamespaceSpec, device: torch.device =
     rows = [end - 1 for share, end in zip(shares, ends.tolist(), strict=True) if share.draws]
     firsts = (ends - counts).tolist()
     runs = [r for s, row in zip(shares, firsts, strict=True) for r in _runs(s, row, geometry.block_tokens)]
+    tables = _tables(shares, geometry.block_tokens)
+    drawing = [share.draws for share in shares]
+    in_int8 = (tables.codecs[drawing] == Codec.INT8) & (tables.addresses[drawing] != 0)
     return StepInput(
         torch.tensor([tokens], device=device),
         torch.from_numpy(positions)[None].to(device),
         torch.tensor(rows, dtype=torch.int64, device=device),
-        AttentionStep(KvWriter(runs, geometry, layout.raw_slice_stride), _batches(shares, ends, spec, device)),
+        AttentionStep(KvWriter(runs, geometry, layout.raw_slice_stride), _batches(tables, ends, spec, device)),
+        attended=sum(context for context, draws in zip(tables.contexts, drawing, strict=True) if draws),
+        attended_int8=int(in_int8.sum()) * geometry.block_tokens,
     )
 
 
@@ -62,8 +79,20 @@ def _runs(share: Share, row: int, block_tokens: int) -> list[WriteRun]:
     return runs
 
 
+def _tables(shares: Items[Share], block_tokens: int) -> _Tables:
+    contexts = [share.sequence.computed + share.count for share in shares]
+    blocks = [s.sequence.table.blocks[: -(-c // block_tokens)] for s, c in zip(shares, contexts, strict=True)]
+    width = max(len(table) for table in blocks)
+    addresses = np.zeros((len(shares), width), np.int64)
+    codecs = np.zeros((len(shares), width), np.int8)
+    for row, table in enumerate(blocks):
+        addresses[row, : len(table)] = [block.address for block in table]
+        codecs[row, : len(table)] = [block.codec for block in table]
+    return _Tables(addresses, codecs, contexts)
+
+
 def _batches(
-    shares: Items[Share], ends: npt.NDArray[np.int64], spec: NamespaceSpec, device: torch.device
+    tables: _Tables, ends: npt.NDArray[np.int64], spec: NamespaceSpec, device: torch.device
 ) -> list[tuple[PagedBatch, ...]]:
     """For each layer one batch a codec that occurs; raw always, since a step's own tokens lie raw.
 
@@ -71,18 +100,12 @@ def _batches(
     is not where it lies: addresses are shifted so that it is, and layers of the same shift share a batch.
     """
     size, layout = spec.block_tokens, BlockLayout.of(spec)
-    contexts = [share.sequence.computed + share.count for share in shares]
-    tables = [s.sequence.table.blocks[: -(-context // size)] for s, context in zip(shares, contexts, strict=True)]
-    width = max(len(table) for table in tables)
-    addresses = np.zeros((len(shares), width), np.int64)
-    codecs = np.zeros((len(shares), width), np.int8)
-    for row, table in enumerate(tables):
-        addresses[row, : len(table)] = [block.address for block in table]
-        codecs[row, : len(table)] = [block.codec for block in table]
+    addresses, codecs = tables.addresses, tables.codecs
+    rows, width = addresses.shape
     starts = torch.arange(0, width * size, size, dtype=torch.int32, device=device)
-    starts = starts.expand(len(shares), width).contiguous()
+    starts = starts.expand(rows, width).contiguous()
     offsets = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)).to(device)
-    lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
+    lengths = torch.tensor(tables.contexts, dtype=torch.int32, device=device)
 
     def batch(codec: Codec, chosen: npt.NDArray[np.int64]) -> PagedBatch:
         return PagedBatch(torch.from_numpy(chosen).to(device), starts, offsets, lengths, spec.geometry, codec.word)

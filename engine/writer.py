@@ -41,14 +41,17 @@ class KvWriter:
         self._scatters = [self._scatter(region, [r for r in short if r.region is region]) for region in regions]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write layer ``layer`` of every token: key and value are [kv_heads, tokens, head_dim] in the model's dtype."""
+        """Write layer ``layer`` of every token: key and value are [kv_heads, tokens, head_dim].
+
+        They are rounded to the dtype of the geometry where the model computes in another one.
+        """
         for run, keys, values in self._views:
             rows, span = slice(run.row, run.row + run.count), slice(run.start, run.start + run.count)
             keys[layer][:, :, span] = key[:, rows].transpose(1, 2)
             values[layer][:, span] = value[:, rows]
         for flat, picked, index in self._scatters:
             both = torch.stack((key, value))[:, :, picked]
-            flat[layer * self._stride :].index_copy_(0, index, both.flatten())
+            flat[layer * self._stride :].index_copy_(0, index, both.flatten().to(flat.dtype))
 
     def _scatter(self, region: Region, runs: list[WriteRun]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Flat memory, rows of the step, and the element of layer 0 for each of [2, kv_heads, rows, head_dim]."""

@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from kvstore.client import Client, ClientOptions
 from kvstore.core.errors import KVStoreError, Unavailable
 from kvstore.core.keys import chain_keys
+from kvstore.core.types import Tier
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.reference import Reference
@@ -33,7 +34,7 @@ from kvstore.tools.fetch_model import fetch_model
 from kvstore.tools.kvengine.serve import Answer, serve
 from kvstore.tools.output import Format, Printer, columns
 from kvstore.tools.progress import Progress
-from kvstore.v1 import admin_pb2, common_pb2
+from kvstore.v1 import common_pb2
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SIZES: Final = {"device": "64 MiB", "host": "256 MiB", "ssd": "4 GiB"}
@@ -46,8 +47,6 @@ QUESTIONS: Final = (
     "Name the functions that this module defines.",
     "Which other modules does this file import?",
 )
-EVICT_TRIES: Final = 100
-EVICT_PAUSE_SECONDS: Final = 0.05
 SHARE_MIN: Final = 0.9
 """Least share of a warm prompt that must come from the tier that its row names."""
 
@@ -99,23 +98,10 @@ class Demo:
         return {common_pb2.Tier.Name(t.tier).removeprefix("TIER_"): t.blocks for t in self.daemon.status().tiers}
 
     def clear_device(self, number: int) -> None:
-        """Demote the blocks of a prompt from DEVICE, so that the next question finds them in HOST.
-
-        Unavailable if some are still in use after a while: the daemon may need a moment to see that their reader left.
-        """
+        """Demote the blocks of a prompt from DEVICE, so that the next question finds them in HOST."""
         spec = self.model.spec
-        keys = b"".join(chain_keys(spec.namespace_id, self.prompts[number], spec.block_tokens))
-        request = admin_pb2.EvictRequest(tier=common_pb2.TIER_DEVICE, namespace_id=spec.namespace_id, keys=keys)
-        port = self.daemon.connect()
-        try:
-            for _ in range(EVICT_TRIES):
-                answer = port.call("Admin/Evict", request, admin_pb2.EvictResponse, 30.0)
-                if common_pb2.OUTCOME_BUSY not in answer.outcomes:
-                    return
-                time.sleep(EVICT_PAUSE_SECONDS)
-        finally:
-            port.close()
-        raise Unavailable("blocks of the first question are still in use on DEVICE")
+        keys = chain_keys(spec.namespace_id, self.prompts[number], spec.block_tokens)
+        self.daemon.evict(Tier.DEVICE, spec.namespace_id, keys)
 
 
 def long_text(count: Callable[[str], int], folder: Path, names: Sequence[str] = SOURCES) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespaceSpec
+from kvstore.engine.config import EngineConfig
 from kvstore.engine.namespace import Identity, check_supported, spec_of
 from tests.engine.families import FAMILIES, SIZES
 
@@ -48,6 +49,16 @@ def test_a_setting_that_changes_bytes_is_named(other: NamespaceSpec, fields: tup
 def test_windows_change_the_bytes_of_later_layers() -> None:
     specs = [spec_of(MistralConfig(**SIZES, sliding_window=w), IDENTITY, "float32") for w in (50, 60)]
     assert specs[0].differing_fields(specs[1]) == ("extra",)
+
+
+def test_k_and_v_of_a_model_that_computes_in_another_dtype_are_others() -> None:
+    kept, same = EngineConfig(kv_dtype="float16").spec_for(llama_spec()), llama_spec(dtype="float16")
+    assert kept.geometry == same.geometry
+    assert kept.differing_fields(same) == ("extra",)
+    assert kept.differing_fields(llama_spec()) == ("dtype", "extra")
+    assert EngineConfig(kv_dtype="float32").spec_for(llama_spec()) == llama_spec()
+    with pytest.raises(InvalidArgument, match="float12"):
+        EngineConfig(kv_dtype="float12").spec_for(llama_spec())
 
 
 def test_what_changes_no_bytes_changes_nothing() -> None:

@@ -49,6 +49,22 @@ def test_every_token_lands_in_its_place_and_nothing_else_changes(
     assert np.array_equal(memory, expected)
 
 
+def test_a_model_that_computes_in_another_dtype_has_its_k_and_v_rounded() -> None:
+    spec, layout = layout_of("float16")
+    memories = []
+    for numbers in (torch.float32, torch.float16):
+        memory = np.zeros(layout.device_bytes, np.uint8)
+        region = Region(memoryview(memory), LAYERS)
+        # A run long enough to be copied as a piece, and one that is scattered.
+        runs = [WriteRun(region, 0, 0, 0, 13), WriteRun(region, 0, 13, 13, 2)]
+        generator = torch.Generator().manual_seed(6)
+        key, value = (torch.randn(HEADS, 15, DIM, generator=generator).to(numbers) for _ in range(2))
+        KvWriter(runs, spec.geometry, layout.raw_slice_stride).write(1, key, value)
+        memories.append(memory)
+    assert memories[0].any()
+    assert np.array_equal(*memories)
+
+
 def place_slowly(memory: np.ndarray, run: WriteRun, slice_offset: int, key: torch.Tensor, value: torch.Tensor) -> None:
     """The layout's words, element by element: K [head_dim][tokens], then V [tokens][head_dim], head after head."""
     size = key.element_size()

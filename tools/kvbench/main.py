@@ -14,6 +14,7 @@ import typer
 from kvstore.core.errors import KVStoreError
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvbench.markdown import section, write_section
+from kvstore.tools.kvbench.report import Report, print_report, report_section
 from kvstore.tools.kvbench.rows import Row, print_rows
 from kvstore.tools.output import Format, Printer
 
@@ -81,7 +82,7 @@ def disk(
 def attention(
     threads: ThreadsOption = "1,2",
     long: Annotated[
-        bool, typer.Option("--long/--short", help="Also a context of 1,048,576 tokens, where 6 GiB are free.")
+        bool, typer.Option("--long/--short", help="Also a context of 1,048,576 tokens, where 8 GiB are free.")
     ] = True,
     level: Annotated[
         str, typer.Option("--level", help="Instruction set: avx512, avx2 or portable; else the best.")
@@ -163,6 +164,23 @@ def quality(
     _run(output, markdown, lambda _: run_quality(model, text, tokens, codec or ()))
 
 
+@app.command()
+def greedy(
+    text: Annotated[
+        list[Path] | None, typer.Argument(help="Texts that prompts are cut from, UTF-8; else Python's own library.")
+    ] = None,
+    model: Annotated[Path, typer.Option("--model", help="Folder of a model.")] = Path(".cache/models/smollm2"),
+    prompts: Annotated[int, typer.Option("--prompts", help="Number of prompts.", min=2)] = 20,
+    answer: Annotated[int, typer.Option("--answer", help="Tokens of each answer.", min=1)] = 64,
+    output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
+) -> None:
+    """How often greedy tokens over int8 in HOST and on SSD are those over fp16, in the engine, on real prompts."""
+    from kvstore.tools.kvbench.greedy import Job, run_greedy  # noqa: PLC0415 - brings torch and transformers
+
+    _run(output, markdown, lambda _: run_greedy(Job(model, tuple(text or ()), prompts, answer)))
+
+
 def _numbers(text: str, option: str = "--threads") -> tuple[int, ...]:
     try:
         found = tuple(int(word) for word in text.split(","))
@@ -173,16 +191,21 @@ def _numbers(text: str, option: str = "--threads") -> tuple[int, ...]:
     return found
 
 
-def _run(output: Format, markdown: Path | None, work: Callable[[Printer], list[Row]]) -> None:
+def _run(output: Format, markdown: Path | None, work: Callable[[Printer], list[Row] | Report]) -> None:
     printer = Printer(output)
     try:
-        rows = work(printer)
+        found = work(printer)
     except KVStoreError as error:
         printer.talk(f"kvbench: {error.message}", style="red")
         sys.exit(1)
-    print_rows(printer, rows)
+    if isinstance(found, Report):
+        print_report(printer, found)
+        bench, written = found.rows[0].bench, report_section(found)
+    else:
+        print_rows(printer, found)
+        bench, written = found[0].bench, section(found)
     if markdown is not None:
-        write_section(markdown, rows[0].bench, section(rows))
+        write_section(markdown, bench, written)
 
 
 def main() -> None:

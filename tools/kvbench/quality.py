@@ -12,16 +12,18 @@ from kvstore.core.errors import InvalidArgument
 from kvstore.engine.quality import Quality, QualityProbe
 from kvstore.engine.quality_codecs import BLOCK_TOKENS, CODECS
 from kvstore.engine.text import TextCodec
-from kvstore.tools.kvbench.rows import Row
+from kvstore.tools.kvbench.report import Report, Table
+from kvstore.tools.kvbench.rows import Row, number
 from kvstore.tools.progress import Progress
 
 TARGETS: Final = {"int8": {"KL": "<= 1.5e-4", "other argmax": "<= 0.7 %", "perplexity": "within 0.2 %"}}
+UNITS: Final = {"KL": "nats", "other argmax": "%", "perplexity": "% more", "attention error": "relative"}
 LIMIT: Final = "fp16"
 """The codec that the others are compared with: keeping K and V as a model in fp16 makes them."""
 
 
-def run_quality(model: Path, texts: Sequence[Path], tokens: int, codecs: Sequence[str]) -> list[Row]:
-    """Rows of each codec over the first ``tokens`` tokens of each text; none in ``codecs`` means all of them."""
+def run_quality(model: Path, texts: Sequence[Path], tokens: int, codecs: Sequence[str]) -> Report:
+    """Each codec over the first ``tokens`` tokens of each text; none in ``codecs`` means all of them."""
     codecs = list(dict.fromkeys(codecs)) or list(CODECS)
     for codec in codecs:
         if codec not in CODECS:
@@ -33,14 +35,14 @@ def run_quality(model: Path, texts: Sequence[Path], tokens: int, codecs: Sequenc
         if len(ids) < 2 * BLOCK_TOKENS:
             raise InvalidArgument("TEXT", f"{name}: {len(ids)} tokens", f"{2 * BLOCK_TOKENS} tokens at least")
     disable_progress_bar()
-    rows = []
+    measured: list[tuple[str, list[Quality]]] = []
     with Progress() as progress:
         probe = QualityProbe.load(model)
         for name, ids in encoded:
             found = probe.measure(ids, codecs, lambda doing, name=name: progress.step(f"{name}: {doing}"))  # type: ignore[misc]
-            raw = next((one for one in found if one.codec == LIMIT), None)
-            rows += [row for one in found for row in rows_of(one, raw, name)]
-    return rows
+            measured.append((name, found))
+    rows = [row for name, found in measured for row in rows_of(found, name)]
+    return Report(rows, [table_of(measured, probe.kv_shape)])
 
 
 def load_text(model: Path) -> TextCodec:
@@ -58,36 +60,54 @@ def tokens_of(path: Path, codec: TextCodec) -> list[int]:
         raise InvalidArgument("TEXT", str(path), f"a readable UTF-8 file ({error})") from error
 
 
-def rows_of(found: Quality, raw: Quality | None, text: str) -> list[Row]:
-    """Four figures of one codec; the limit is what keeping K and V raw in fp16 costs, if that was measured too."""
-    rows = []
-    for name, unit in (
-        ("KL", "nats"),
-        ("other argmax", "%"),
-        ("perplexity", "% more"),
-        ("attention error", "relative"),
-    ):
-        rows.append(
-            Row(
-                bench="quality",
-                case=f"{found.codec}, {name}, {text}",
-                value=_figure(found, name),
-                unit=unit,
-                limit=None if raw is None else _figure(raw, name),
-                limit_unit=unit,
-                limit_name="raw fp16",
-                target=TARGETS.get(found.codec, {}).get(name, ""),
-                conditions={"tokens": found.tokens, "coded": "every token of every layer", "compute": "fp32"},
-            )
+def rows_of(found: Sequence[Quality], text: str) -> list[Row]:
+    """Four figures of each codec; the limit is what keeping K and V raw in fp16 costs, if that was measured too."""
+    raw = next((one for one in found if one.codec == LIMIT), None)
+    limits = None if raw is None else _figures(raw)
+    return [
+        Row(
+            bench="quality",
+            case=f"{one.codec}, {name}, {text}",
+            value=value,
+            unit=UNITS[name],
+            limit=None if limits is None else limits[name],
+            limit_unit=UNITS[name],
+            limit_name="raw fp16",
+            target=TARGETS.get(one.codec, {}).get(name, ""),
+            conditions={"tokens": one.tokens, "coded": "every token of every layer", "compute": "fp32"},
         )
-    return rows
+        for one in found
+        for name, value in _figures(one).items()
+    ]
 
 
-def _figure(found: Quality, name: str) -> float:
-    figures = {
+def table_of(measured: Sequence[tuple[str, Sequence[Quality]]], kv_shape: tuple[int, int]) -> Table:
+    """A line a text and codec, with the targets of int8 on top."""
+    targets = TARGETS["int8"]
+    rows = [("target", "int8", "", targets["KL"], ">= 99.3 %", "", targets["perplexity"], "")]
+    for text, found in measured:
+        for one in found:
+            rows.append(
+                (
+                    text,
+                    one.codec,
+                    f"{CODECS[one.codec].share_of_fp16(*kv_shape):.1%}",
+                    f"{one.kl:.2e}",
+                    f"{one.same_argmax:.2%}",
+                    f"{one.perplexity:.4f}",
+                    f"{one.perplexity_change:+.3%}",
+                    number(one.attention_error),
+                )
+            )
+    titles = "Text|Codec|>Bytes of fp16|>KL, nats|>Same argmax|>Perplexity|>Against exact|>Attention error"
+    words = "; ".join(f"{codec.name}: {codec.words}" for codec in CODECS.values() if codec.words != "raw")
+    return Table("Predictions with K and V through a codec, against the same model exact in fp32", titles, rows, words)
+
+
+def _figures(found: Quality) -> dict[str, float]:
+    return {
         "KL": found.kl,
         "other argmax": (1 - found.same_argmax) * 100,
         "perplexity": found.perplexity_change * 100,
         "attention error": found.attention_error,
     }
-    return figures[name]

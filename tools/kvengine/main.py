@@ -53,6 +53,7 @@ def _run(options: Options, printer: Printer) -> int:
         disable_progress_bar()
         model = load_model(options.model, dtype=options.dtype, codec=options.codec, salt=options.salt.encode())
         config = EngineConfig(
+            kv_dtype=options.kv_dtype or None,
             token_budget=options.token_budget,
             running_max=options.running_max,
             raw_layers=options.raw_layers,

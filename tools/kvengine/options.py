@@ -32,6 +32,7 @@ class Options:
     ssd: Path | None
     ssd_mib: int
     dtype: str
+    kv_dtype: str
     codec: str
     raw_layers: tuple[int, ...]
     raw_first_tokens: int
@@ -68,7 +69,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
         parser.error("no prompt: give --prompt TEXT or --file FILE with at least one line that is not empty")
     return Options(
         given.model, prompts, given.chat, sampling, given.socket, given.device_mib, given.host_mib, given.ssd,
-        given.ssd_mib, given.dtype, given.codec, given.raw_layers, given.raw_first_tokens,
+        given.ssd_mib, given.dtype, given.kv_dtype, given.codec, given.raw_layers, given.raw_first_tokens,
         given.recent_raw_tokens, given.device_codec, given.salt, given.token_budget, given.running_max, given.threads,
         Format(given.output),
     )  # fmt: skip
@@ -123,7 +124,15 @@ def _layers(text: str) -> tuple[int, ...]:
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    group.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="what the model computes in"
+    )
+    group.add_argument(
+        "--kv-dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="",
+        help="what raw K and V are kept in: float16 takes half of the memory of float32 (default: that of --dtype)",
+    )
     group.add_argument("--token-budget", type=int, default=512, help="tokens of one step (default %(default)s)")
     group.add_argument("--running-max", type=int, default=16, help="requests at one time (default %(default)s)")
     group.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
