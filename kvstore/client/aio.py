@@ -260,7 +260,6 @@ class AsyncClient(AsyncCalls):
     async def close(self) -> None:
         """See ``Cache``."""
         self._closed = True
-        self.transfer.close()
         connection = self._connection
         self._drop()
         if connection is not None:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvstore.client.copying import Copier, aligned_buffer
+from kvstore.client.copying import aligned_buffer, copy_all
 from kvstore.client.operations import commit_result, missed
 from kvstore.client.payloads import (
     BlockView,
@@ -53,7 +53,6 @@ class AsyncTransfer:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._idle: deque[OwnLease] = deque()
-        self._copier: Copier | None = None
 
     async def put(self, namespace_id: NamespaceId, blocks: PutBlocks) -> CommitResult:
         """Store blocks; see ``Client.put``."""
@@ -100,8 +99,8 @@ class AsyncTransfer:
         pending = pending_of(reserved)
         if pending:
             generation = reserved.reservation_ids[pending[0]] >> GENERATION_SHIFT
-            pairs = plan.writes(part, reserved, self._client.memory_at(generation))
-            await asyncio.to_thread(self.copier.copy, pairs)
+            copies = plan.writes(part, reserved, self._client.memory_at(generation))
+            await asyncio.to_thread(copy_all, copies, self._client.options.copy_threads)
         return True
 
     async def _commit(
@@ -121,7 +120,7 @@ class AsyncTransfer:
 
     async def _upload(self, namespace_id: NamespaceId, plan: PutPlan, part: slice) -> CommitResult:
         connection, _ = await self._client.connection()
-        size = sum(source.size for source in plan.sources[part])
+        size = sum(source.nbytes for source in plan.sources[part])
         planes = write_planes(known_namespace(self._client.state, namespace_id), self._client.options.lossless)
         messages = _from_threads(write_messages(namespace_id, plan, part, planes))
         reply = await connection.upload("kvstore.v1.Cache/Write", messages, self._stream_timeout(size))
@@ -137,14 +136,14 @@ class AsyncTransfer:
             lost = Assembler(plan, len(keys)).result
             return await self._client.guarded("Cache/Read", self._download(namespace_id, keys, plan), lost)
         async with self._pinned(namespace_id, keys, wait_ms) as (fetched, memory):
-            pairs, got = plan.reads(fetched, memory)
-            await asyncio.to_thread(self.copier.copy, pairs)
+            copies, got = plan.reads(fetched, memory)
+            await asyncio.to_thread(copy_all, copies, self._client.options.copy_threads)
         return got
 
     async def _download(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: GetPlan) -> GotBlocks:
         connection, _ = await self._client.connection()
         assembler = Assembler(plan, len(keys))
-        timeout_s = self._stream_timeout(plan.destination.size)
+        timeout_s = self._stream_timeout(plan.destination.nbytes)
         request = read_request(namespace_id, keys, self._client.options.lossless)
         async for message in connection.stream("kvstore.v1.Cache/Read", request, timeout_s):
             chunk = parse_chunk(message)
@@ -210,18 +209,6 @@ class AsyncTransfer:
 
     def _stream_timeout(self, nbytes: int) -> float:
         return self._client.options.timeout_s + nbytes / (1 << 30) * STREAM_SECONDS_PER_GIB
-
-    @property
-    def copier(self) -> Copier:
-        """The copy threads, made when they are first needed."""
-        if self._copier is None:
-            self._copier = Copier(self._client.options.copy_threads)
-        return self._copier
-
-    def close(self) -> None:
-        """End the copy threads. Idempotent."""
-        if self._copier is not None:
-            self._copier.close()
 
 
 async def _from_threads(messages: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""Copies between payloads and places, fast: whole blocks where slices touch, in a few threads, on aligned pages.
+"""Copies between payloads and places: many blocks a call, in a few threads, past the caches where they are large.
 
 Copies of 64 to 256 KiB run five to eight times slower on some machines when the destination is 1 or 16 bytes past
 a page boundary, which is where numpy puts large arrays. ``aligned_buffer`` starts on a page.
@@ -7,10 +7,8 @@ a page boundary, which is where numpy puts large arrays. ``aligned_buffer`` star
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,28 +18,44 @@ from kvstore.kernels import native
 
 Bytes = NDArray[np.uint8]
 
-PARALLEL_BYTES_MIN: Final = 2 << 20
-"""Below this a second thread costs more than it saves."""
-
-STREAM_BYTES_MIN: Final = 256 << 10
-"""From here on a payload is copied past the caches, which are too small for a batch of such."""
-
-_STREAMS: Final = native.available()
-
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One block's slices: ``layers`` of ``slice_bytes`` at ``offset``, ``stride`` apart, in some memory."""
+class Copies:
+    """Blocks whose slices lie alike: ``layers`` of ``slice_bytes``, a stride apart in targets and one in sources.
 
-    offset: int
-    stride: int
+    A buffer begins at its block's first slice and reaches to the last one's end at least.
+    """
+
     layers: int
     slice_bytes: int
+    to_stride: int
+    from_stride: int
+    targets: list[memoryview] = field(default_factory=list)
+    sources: list[memoryview] = field(default_factory=list)
 
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes without padding between the slices."""
-        return self.layers * self.slice_bytes
+    def run(self, threads: int) -> None:
+        """Copy, on ``threads`` threads at most where the C++ kernels are; the GIL is free meanwhile."""
+        lengths = (self.layers, self.slice_bytes, self.to_stride, self.from_stride)
+        if native.available():
+            native.copy_slices([*self.targets], [*self.sources], lengths, threads)
+            return
+        for target, source in zip(self.targets, self.sources, strict=True):
+            np.copyto(self._slices(target, self.to_stride), self._slices(source, self.from_stride))
+
+    def _slices(self, memory: memoryview, stride: int) -> Bytes:
+        shape, strides = (self.layers, self.slice_bytes), (stride, 1)
+        return np.lib.stride_tricks.as_strided(np.frombuffer(memory, np.uint8), shape, strides)
+
+
+def copy_all(groups: Iterable[Copies], threads: int) -> None:
+    """Run all; returns when they are done."""
+    for group in groups:
+        group.run(threads)
+
+
+def span(layers: int, slice_bytes: int, stride: int) -> int:
+    """Bytes from a block's first slice to the end of its last."""
+    return (layers - 1) * stride + slice_bytes
 
 
 def aligned_buffer(nbytes: int) -> memoryview:
@@ -51,66 +65,12 @@ def aligned_buffer(nbytes: int) -> memoryview:
     return memoryview(mapped)[:nbytes]
 
 
-def as_bytes(field: str, buffer: object, nbytes: int) -> Bytes:
-    """A flat byte view of any contiguous buffer of exactly ``nbytes``; InvalidArgument naming ``field`` otherwise."""
+def as_bytes(field_name: str, buffer: object, nbytes: int) -> memoryview:
+    """A flat byte view of any contiguous buffer of exactly ``nbytes``; InvalidArgument naming the field otherwise."""
     try:
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        flat = np.frombuffer(view.cast("B"), np.uint8)
+        flat = memoryview(buffer).cast("B")  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError) as error:
-        raise InvalidArgument(field, type(buffer).__name__, f"a contiguous buffer of {nbytes} bytes") from error
-    if flat.size != nbytes:
-        raise InvalidArgument(field, f"{flat.size} bytes", f"{nbytes} bytes")
+        raise InvalidArgument(field_name, type(buffer).__name__, f"a contiguous buffer of {nbytes} bytes") from error
+    if flat.nbytes != nbytes:
+        raise InvalidArgument(field_name, f"{flat.nbytes} bytes", f"{nbytes} bytes")
     return flat
-
-
-def slices_view(memory: Bytes, run: Run) -> Bytes:
-    """The run's slices as an array of shape [layers, slice_bytes], sharing the memory; flat where they touch."""
-    if run.stride == run.slice_bytes or run.layers == 1:
-        return memory[run.offset : run.offset + run.packed_bytes]
-    shape, strides = (run.layers, run.slice_bytes), (run.stride, 1)
-    return np.lib.stride_tricks.as_strided(memory[run.offset :], shape, strides)
-
-
-def copy_pair(source: Bytes, destination: Bytes) -> None:
-    """Copy between two views of the same number of bytes; the GIL is free meanwhile."""
-    if source.size >= STREAM_BYTES_MIN and _STREAMS and source.flags.c_contiguous and destination.flags.c_contiguous:
-        native.copy_past_caches(destination, source)
-        return
-    np.copyto(destination, source.reshape(destination.shape) if source.ndim <= destination.ndim else source)
-
-
-class Copier:
-    """Copies lists of pairs, split over a few threads."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="kvstore-copy") if threads > 1 else None
-
-    def copy(self, pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
-        """Copy each source to its destination; returns when all are done."""
-        total = sum(source.size for source, _ in pairs)
-        if self._pool is None or total < PARALLEL_BYTES_MIN or len(pairs) < 2:
-            _copy_all(pairs)
-            return
-        parts = [pairs[start :: self._threads] for start in range(self._threads)]
-        others = [self._pool.submit(_copy_all, part) for part in parts[1:] if part]
-        _copy_all(parts[0])
-        for other in others:
-            other.result()
-
-    def start(self, task: Callable[[], None]) -> None:
-        """Run a task beside the caller; at once, here, if there is no second thread."""
-        if self._pool is None:
-            task()
-        else:
-            self._pool.submit(task)
-
-    def close(self) -> None:
-        """End the threads. Idempotent."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-
-
-def _copy_all(pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
-    for source, destination in pairs:
-        copy_pair(source, destination)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final, TypeVar
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from kvstore.client.payloads import GetPlan, GotBlocks, PutPlan
@@ -47,7 +46,7 @@ def write_messages(namespace_id: NamespaceId, plan: PutPlan, part: slice, planes
     yield cache_pb2.WriteChunk(header=header).SerializeToString()
     for index in range(len(keys)):
         source, coder = plan.sources[part.start + index], ChunkCoder(planes)
-        for offset in range(0, source.size, CHUNK_BYTES_MAX):
+        for offset in range(0, source.nbytes, CHUNK_BYTES_MAX):
             chunk = cache_pb2.WriteChunk(key_index=index, offset=offset)
             coder.fill(chunk, source[offset : offset + CHUNK_BYTES_MAX].tobytes())
             yield chunk.SerializeToString()
@@ -95,7 +94,7 @@ class Assembler:
             raise corrupt("offset", chunk.offset, f"{begin}, the end of the chunk of key {index} before")
         data = plain_data(chunk, self._plan.slot_bytes - begin)
         end = begin + len(data)
-        self._plan.slot(index, end)[begin:] = np.frombuffer(data, np.uint8)
+        self._plan.slot(index, end)[begin:] = data
         self._sizes[index], self._codecs[index] = end, _member("codec", convert.CODECS, chunk.codec)
 
     def result(self) -> GotBlocks:
@@ -107,13 +106,13 @@ class Assembler:
             if outcome is Outcome.HIT and self._sizes[index] != whole:
                 self._outcomes[index], self._reasons[index] = Outcome.MISS, Reason.TIER_UNAVAILABLE
             hit = self._outcomes[index] is Outcome.HIT
-            payloads.append(self._plan.slot(index, whole).data if hit else None)
+            payloads.append(self._plan.slot(index, whole) if hit else None)
         return GotBlocks(
             tuple(self._outcomes),
             tuple(self._reasons),
             tuple(payloads),
             tuple(self._codecs),
-            self._plan.destination.data,
+            self._plan.destination,
         )
 
 

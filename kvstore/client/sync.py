@@ -343,7 +343,6 @@ class Client(SyncCalls):
         with self._lock:
             self._closed = True
             connection, self._connection = self._connection, None
-        self.transfer.close()
         if connection is not None:
             connection.close()
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kvstore.client.connection import StreamConnection
-from kvstore.client.copying import Copier, aligned_buffer
+from kvstore.client.copying import aligned_buffer, copy_all
 from kvstore.client.operations import commit_result, missed
 from kvstore.client.payloads import (
     BlockView,
@@ -75,7 +75,6 @@ class Transfer:
         self._client = client
         self._lock = threading.Lock()
         self._idle: deque[OwnLease] = deque()
-        self._copier: Copier | None = None
 
     # ------------------------------------------------------------ put
 
@@ -122,7 +121,8 @@ class Transfer:
         pending = pending_of(reserved)
         if pending:
             generation = reserved.reservation_ids[pending[0]] >> GENERATION_SHIFT
-            self.copier.copy(plan.writes(part, reserved, self._client.memory_at(generation)))
+            copies = plan.writes(part, reserved, self._client.memory_at(generation))
+            copy_all(copies, self._client.options.copy_threads)
         return True
 
     def _commit(
@@ -142,7 +142,7 @@ class Transfer:
             connection = self._streams()
             planes = write_planes(known_namespace(self._client.state, namespace_id), self._client.options.lossless)
             messages = write_messages(namespace_id, plan, part, planes)
-            size = sum(source.size for source in plan.sources[part])
+            size = sum(source.nbytes for source in plan.sources[part])
             reply = connection.upload("kvstore.v1.Cache/Write", messages, self._stream_timeout(size))
             return commit_result(cache_pb2.CommitResponse.FromString(reply))
 
@@ -161,14 +161,14 @@ class Transfer:
         if self._client.remote:
             return self._download(namespace_id, keys, plan)
         with self._pinned(namespace_id, keys, wait_ms) as (fetched, memory):
-            pairs, got = plan.reads(fetched, memory)
-            self.copier.copy(pairs)
+            copies, got = plan.reads(fetched, memory)
+            copy_all(copies, self._client.options.copy_threads)
         return got
 
     def _download(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: GetPlan) -> GotBlocks:
         def download() -> GotBlocks:
             assembler = Assembler(plan, len(keys))
-            timeout_s = self._stream_timeout(plan.destination.size)
+            timeout_s = self._stream_timeout(plan.destination.nbytes)
             request = read_request(namespace_id, keys, self._client.options.lossless)
             for message in self._streams().stream("kvstore.v1.Cache/Read", request, timeout_s):
                 assembler.take(parse_chunk(message))
@@ -250,18 +250,6 @@ class Transfer:
                 self._idle.append(lease)
         if not keep:
             self._client.post(self._client.operations.release(lease.lease_id, None, ()))
-
-    @property
-    def copier(self) -> Copier:
-        """The copy threads, made when they are first needed."""
-        if self._copier is None:
-            self._copier = Copier(self._client.options.copy_threads)
-        return self._copier
-
-    def close(self) -> None:
-        """End the copy threads. Idempotent."""
-        if self._copier is not None:
-            self._copier.close()
 
 
 def _lost(part: slice) -> CommitResult:

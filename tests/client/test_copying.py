@@ -7,10 +7,11 @@ import mmap
 import numpy as np
 import pytest
 from crc32c import crc32c
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.client.copying import Copier, Run, aligned_buffer, as_bytes, slices_view
+from kvstore.client import copying
+from kvstore.client.copying import Copies, aligned_buffer, as_bytes, copy_all, span
 from kvstore.client.payloads import GetPlan, PutPlan, joined, part_of, part_result, slot_bytes
 from kvstore.client.streaming import Assembler, parse_chunk, write_messages
 from kvstore.core.errors import CorruptBlock, InvalidArgument
@@ -24,28 +25,40 @@ LAYOUT = BlockLayout.of(small_spec())
 NAMESPACE = NamespaceId(bytes(32))
 
 
+@pytest.fixture(params=["native", "numpy"])
+def route(request, monkeypatch):
+    if request.param == "numpy":
+        monkeypatch.setattr(copying.native, "available", lambda: False)
+    elif not copying.native.available():
+        pytest.skip("the C++ kernels were not built")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 9), st.integers(0, 30), st.integers(1, 3))
-def test_slices_go_to_their_strides_and_nowhere_else(layers, size, gap, offset, threads):
-    run = Run(offset, size + gap, layers, size)
-    memory = np.full(offset + layers * (size + gap) + 5, 255, np.uint8)
-    source = np.arange(layers * size, dtype=np.uint8) % 200
-    target = slices_view(memory, run)
-    Copier(threads).copy([(source.reshape(target.shape), target)])
+def test_slices_go_to_their_strides_and_back_and_nowhere_else(route, layers, size, gap, offset, threads):
+    stride = size + gap
+    memory = np.full(2 * (offset + layers * stride) + 5, 255, np.uint8)
+    begins = (offset, 2 * offset + layers * stride)
+    places = [memory[begin : begin + span(layers, size, stride)].data for begin in begins]
+    payloads = [(np.arange(layers * size, dtype=np.uint8) % 200 + n).data for n in range(2)]
+    Copies(layers, size, stride, size, places, payloads).run(threads)
     expected = np.full_like(memory, 255)
-    for layer in range(layers):
-        begin = offset + layer * (size + gap)
-        expected[begin : begin + size] = source[layer * size : (layer + 1) * size]
+    for begin, source in zip(begins, payloads, strict=True):
+        for layer in range(layers):
+            expected[begin + layer * stride :][:size] = source[layer * size : (layer + 1) * size]
     assert np.array_equal(memory, expected)
+    back = [np.zeros(layers * size, np.uint8).data for _ in range(2)]
+    copy_all([Copies(layers, size, size, stride, back, places)], threads)
+    assert back == payloads
 
 
-def test_many_large_copies_are_split_over_threads():
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_copies_are_split_over_threads(route, threads):
     rng = np.random.default_rng(1)
-    sources = [rng.integers(0, 255, 1 << 20, np.uint8) for _ in range(5)]
-    targets = [np.zeros(1 << 20, np.uint8) for _ in range(5)]
-    copier = Copier(3)
-    copier.copy(list(zip(sources, targets, strict=True)))
-    copier.close()
-    assert all(np.array_equal(a, b) for a, b in zip(sources, targets, strict=True))
+    sources = [rng.integers(0, 255, (1 << 20) + 100, np.uint8).data for _ in range(5)]
+    targets = [np.zeros((1 << 20) + 100, np.uint8).data for _ in range(5)]
+    Copies(1, (1 << 20) + 100, (1 << 20) + 100, (1 << 20) + 100, targets, sources).run(threads)
+    assert targets == sources
 
 
 def test_buffers_begin_on_a_page():
@@ -63,7 +76,7 @@ def test_what_is_no_buffer_of_that_size_is_refused(buffer):
 
 def test_any_contiguous_buffer_will_do():
     for buffer in (bytes(8), bytearray(8), memoryview(bytes(8)), np.zeros(4, np.float16), np.zeros((2, 2), np.int16)):
-        assert as_bytes("out", buffer, 8).size == 8
+        assert as_bytes("out", buffer, 8).nbytes == 8
 
 
 def test_batches_share_a_reservation_of_half_the_buffer():
