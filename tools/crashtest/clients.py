@@ -12,6 +12,7 @@ from kvstore.client import Client, ClientOptions
 from kvstore.client.payloads import PutBlocks
 from kvstore.core.errors import KVStoreError, Unavailable
 from kvstore.core.keys import parents_of
+from kvstore.core.namespace import NamespacePolicy
 from kvstore.core.types import BlockKey, Durability, NamespaceId, Outcome
 from kvstore.tools.crashtest.known import SPEC, Known, keys_of, payload_of
 from kvstore.tools.crashtest.trace import Trace
@@ -45,8 +46,9 @@ class ClientTally:
 class Clients:
     """One life's clients. ``killed`` ends them; a call that fails before it is set is a fault, and sets it."""
 
-    def __init__(self, socket: Path, known: Known, trace: Trace, tally: ClientTally) -> None:
+    def __init__(self, socket: Path, policy: NamespacePolicy, known: Known, trace: Trace, tally: ClientTally) -> None:
         self._socket = socket
+        self._policy = policy
         self._known = known
         self._trace = trace
         self._tally = tally
@@ -64,11 +66,15 @@ class Clients:
         options = ClientOptions(name="crashtest", buffer_bytes=4 << 20, strict=True, timeout_s=60.0)
         return Client(self._socket, options)
 
+    def open(self, client: Client) -> NamespaceId:
+        """The namespace of all blocks."""
+        return client.open_namespace(SPEC, policy=self._policy).namespace_id
+
     def _work(self, chance: random.Random) -> None:
         """One client, until the daemon is gone."""
         try:
             with self.connect() as client:
-                namespace = client.open_namespace(SPEC).namespace_id
+                namespace = self.open(client)
                 while not self.killed.is_set():
                     role = chance.choices((self._put, self._get, self._remove, self._flush), (6, 3, 1, 0.2))[0]
                     role(client, namespace, chance)

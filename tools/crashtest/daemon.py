@@ -25,22 +25,27 @@ from typing import Final
 
 from kvstore.client import Client
 from kvstore.core.errors import KVStoreError, Unavailable
-from kvstore.core.types import BlockKey, NamespaceId, Outcome, Reason
+from kvstore.core.namespace import NamespacePolicy
+from kvstore.core.types import BlockKey, NamespaceId, Outcome, Reason, WritePolicy
 from kvstore.tiers.ssd import LinuxDisk
 from kvstore.tiers.ssd.scrub import named_blocks
 from kvstore.tools.crashtest.clients import CLIENTS, Clients, ClientTally
 from kvstore.tools.crashtest.judge import du
-from kvstore.tools.crashtest.known import SPEC, Fate, Known
+from kvstore.tools.crashtest.known import Fate, Known
 from kvstore.tools.crashtest.trace import Trace
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.v1 import admin_pb2
 
 CAP_BYTES: Final = 64 << 20
 FLAGS: Final = {
-    "device": "0", "host": "32 MiB", "ssd": f"{CAP_BYTES}", "ssd-free-floor": "0", "ssd-segment": "1 MiB",
+    "device": "0", "ssd": f"{CAP_BYTES}", "ssd-free-floor": "0", "ssd-segment": "1 MiB",
     "buffer-max": "8 MiB", "log-level": "debug",
 }  # fmt: skip
+HOSTS: Final = ("8 MiB", "32 MiB")
+"""One of them, and one of the write policies, is chosen by the seed."""
 LIFE_SECONDS: Final = (0.3, 4.0)
+STOP_SHARE: Final = 0.1
+"""Lives that end with SIGTERM and not with SIGKILL."""
 BIRTH_SHARE: Final = 0.25
 """Kills behind which the next daemon is killed, too, while it starts."""
 BIRTH_SECONDS: Final = (0.2, 1.2)
@@ -59,8 +64,11 @@ ABSENT: Final = frozenset({Reason.NEVER_STORED, Reason.EVICTED, Reason.REMOVED, 
 class DaemonTally(ClientTally):
     """Sums over all kills."""
 
+    write_policy: str = ""
+    host: str = ""
     loops: int = 0
     killed_at_start: int = 0
+    ended_in_order: int = 0
     blocks_judged: int = 0
     evicted: int = 0
     removed: int = 0
@@ -86,11 +94,13 @@ class Torture:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.directory = folder / "ssd"
-        self.daemon = DaemonProcess(folder, FLAGS | {"ssd-dir": str(self.directory)})
-        self.tally = DaemonTally()
+        self._chance = random.Random(seed)
+        self.policy = NamespacePolicy(write=self._chance.choice(list(WritePolicy)))
+        host = self._chance.choice(HOSTS)
+        self.daemon = DaemonProcess(folder, FLAGS | {"ssd-dir": str(self.directory), "host": host})
+        self.tally = DaemonTally(write_policy=self.policy.write.name, host=host)
         self.known = Known()
         self.trace = Trace(self.daemon.log)
-        self._chance = random.Random(seed)
         self._runs = False
 
     def run_loop(self) -> None:
@@ -104,11 +114,8 @@ class Torture:
         while time.monotonic() < end and not clients.killed.wait(0.1):
             tally.du_bytes_max = max(tally.du_bytes_max, settled_du(self.directory))
         clients.killed.set()
-        self.close()
-        for thread in threads:
-            thread.join()
-        self.known.soft.clear()
         evictions = self.trace.evictions
+        self._end(threads)
         if self._chance.random() < BIRTH_SHARE:
             self._start_and_kill()
         self.trace.end_of_life()
@@ -119,7 +126,7 @@ class Torture:
         try:
             self._start()
             with clients.connect() as client:
-                self._judge(client, client.open_namespace(SPEC).namespace_id, named, born)
+                self._judge(client, clients.open(client), named, born)
             self._check_directory()
         except KVStoreError as error:
             tally.faults.append(f"the daemon failed while it was judged: {type(error).__name__} {error}")
@@ -127,6 +134,24 @@ class Torture:
         tally.faults += [f"the daemon's log: {line}" for line in self.trace.errors[:FAULTS_MAX]]
         self.trace.errors.clear()
         tally.loops += 1
+
+    def _end(self, threads: list[threading.Thread]) -> None:
+        """Kill the daemon, or now and then end it in order, which makes durable what it had acknowledged in memory."""
+        orderly = self._chance.random() < STOP_SHARE
+        before = self.trace.incomplete
+        try:
+            (self.daemon.stop if orderly else self.daemon.kill)()
+        except Unavailable as error:
+            self.tally.faults.append(f"after SIGTERM: {error}")
+        for thread in threads:
+            thread.join()
+        self.trace.end_of_life()
+        if orderly and self.trace.incomplete == before:
+            for key, since in self.known.soft.items():
+                self.known.witness([key], since)
+        self.tally.ended_in_order += orderly
+        self.known.soft.clear()
+        self._runs = False
 
     def close(self) -> None:
         """End the daemon, if it still runs."""
@@ -140,7 +165,6 @@ class Torture:
     def _start_and_kill(self) -> None:
         """Start a daemon and kill it at a random moment, most often before it serves."""
         timer = threading.Timer(self._chance.uniform(*BIRTH_SECONDS), lambda: os.kill(self.daemon.pid, signal.SIGKILL))
-        self.trace.end_of_life()
         timer.start()
         try:
             self.daemon.start()
@@ -150,7 +174,7 @@ class Torture:
         self.close()
 
     def _clients(self) -> Clients:
-        return Clients(self.daemon.socket, self.known, self.trace, self.tally)
+        return Clients(self.daemon.socket, self.policy, self.known, self.trace, self.tally)
 
     def _look_at_records(self) -> frozenset[BlockKey]:
         """Blocks that the directory of the dead daemon names; its size is within the cap."""

@@ -17,6 +17,8 @@ from kvstore.core.types import KEY_BYTES, BlockKey, Reason, Tier
 
 MARK: Final = b" DEBUG kvstore.store.trace: "
 ERROR: Final = b" ERROR "
+INCOMPLETE: Final = b": a flush was not complete: "
+"""In the store's log: blocks were left behind, as the asker was told."""
 CAUSES: Final = frozenset(reason.name for reason in Reason)
 
 
@@ -39,6 +41,8 @@ class Trace:
     """How often a block went since somebody asked."""
     evictions: int = 0
     """Copies that left SSD for space."""
+    incomplete: int = 0
+    """Flushes that left blocks behind, those of an orderly end included."""
     errors: list[str] = field(default_factory=list)
     """Lines of level error, not yet taken."""
     _read: int = 0
@@ -60,6 +64,7 @@ class Trace:
                 self._take(line.partition(MARK)[2].decode().split(), self._read)
             elif ERROR in line:
                 self.errors.append(line.decode(errors="replace"))
+            self.incomplete += INCOMPLETE in line
             self._read += len(line) + 1
 
     def end_of_life(self) -> None:

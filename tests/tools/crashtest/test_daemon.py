@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvstore.core.errors import Unavailable
 from kvstore.core.types import Outcome, Reason
 from kvstore.tools.crashtest import daemon
 from kvstore.tools.crashtest.daemon import Torture
@@ -161,3 +162,47 @@ def test_errors_in_the_log_are_kept(torture):
     assert [line.partition(" ERROR ")[2] for line in torture.trace.errors] == [
         "kvstore.ssd: 3 blocks were not committed"
     ]
+
+
+@pytest.mark.parametrize(
+    ("orderly", "told", "expected"),
+    [
+        (True, "drained: 1 blocks written, 0 not", True),
+        (True, "a flush was not complete: 1 blocks are not on SSD, of 1 that were not", False),
+        (False, "drained: 1 blocks written, 0 not", False),
+    ],
+    ids=["in order", "in order, not complete", "killed"],
+)
+def test_an_orderly_end_makes_durable_what_was_in_memory(torture, monkeypatch, orderly, told, expected):
+    monkeypatch.setattr(daemon, "STOP_SHARE", float(orderly))
+    ends = []
+    torture.daemon.stop, torture.daemon.kill = (lambda: ends.append("stop")), (lambda: ends.append("kill"))
+    torture.known.soft[KEY] = 7
+    with torture.trace.path.open("a") as log:
+        log.write(f"2026-01-01 00:00:00,000 WARNING kvstore.store.maintenance: {told}\n")
+    torture._end([])
+    assert ends == ["stop" if orderly else "kill"]
+    assert torture.known.durable == ({KEY: 7} if expected else {})
+    assert not torture.known.soft
+
+
+class Flushing:
+    """A client whose flush is answered or refused."""
+
+    def __init__(self, error=None):
+        self._error = error
+
+    def flush(self):
+        if self._error is not None:
+            raise self._error
+
+
+def test_a_flush_makes_durable_what_was_acknowledged_before_it(torture):
+    clients = torture._clients()
+    torture.known.soft |= {KEY: 3}
+    clients._flush(Flushing(Unavailable("not all is durable: 1 blocks are not on SSD")), None, None)
+    assert (torture.known.durable, torture.tally.flushes_refused) == ({}, 1)
+    clients._flush(Flushing(), None, None)
+    assert (torture.known.durable, torture.known.soft, torture.tally.flushes) == ({KEY: 3}, {}, 1)
+    with pytest.raises(Unavailable):
+        clients._flush(Flushing(Unavailable("the connection is closed")), None, None)
