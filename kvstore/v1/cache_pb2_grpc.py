@@ -175,7 +175,7 @@ class CacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Flush(self, request, context):
-        """Flush makes every block committed so far durable, and waits for it.
+        """Flush makes every block committed so far durable, and waits for it; UNAVAILABLE if not all of them are then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
