@@ -34,6 +34,7 @@ class ClientTally:
     acks: int = 0
     blocks_acknowledged: int = 0
     blocks_acknowledged_again: int = 0
+    blocks_refused: int = 0
     removals_acknowledged: int = 0
     flushes: int = 0
     blocks_flushed: int = 0
@@ -93,6 +94,7 @@ class Clients:
         answer = client.put(namespace, blocks)
         good = [key for key, outcome in zip(keys, answer.outcomes, strict=True) if outcome is Outcome.HIT]
         with self._known.lock:
+            self._tally.blocks_refused += len(keys) - len(good)
             if not durable:
                 self._known.soft |= dict.fromkeys(good, since)
                 return
