@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -13,9 +14,12 @@ from kvstore.client.payloads import PutBlocks
 from kvstore.core.errors import KVStoreError, Unavailable
 from kvstore.core.keys import parents_of
 from kvstore.core.namespace import NamespacePolicy
-from kvstore.core.types import BlockKey, Durability, NamespaceId, Outcome
-from kvstore.tools.crashtest.known import SPEC, Known, keys_of, payload_of
+from kvstore.core.types import Area, BlockKey, Durability, NamespaceId, Outcome, Tier
+from kvstore.store.api import CommitEntry, CommitResult
+from kvstore.tools.crashtest.known import SLICE_BYTES, SPEC, Known, keys_of, payload_of
 from kvstore.tools.crashtest.trace import Trace
+
+Role = Callable[[Client, NamespaceId, random.Random], None]
 
 CLIENTS: Final = 8
 RUN_BLOCKS_MAX: Final = 6
@@ -67,6 +71,10 @@ class Clients:
         options = ClientOptions(name="crashtest", buffer_bytes=4 << 20, strict=True, timeout_s=60.0)
         return Client(self._socket, options)
 
+    def _roles(self) -> list[tuple[Role, float]]:
+        """What a client does, and how often."""
+        return [(self._put, 4), (self._seal, 2), (self._get, 3), (self._remove, 1), (self._flush, 0.2)]
+
     def open(self, client: Client) -> NamespaceId:
         """The namespace of all blocks."""
         return client.open_namespace(SPEC, policy=self._policy).namespace_id
@@ -76,8 +84,9 @@ class Clients:
         try:
             with self.connect() as client:
                 namespace = self.open(client)
+                roles, weights = zip(*self._roles(), strict=True)
                 while not self.killed.is_set():
-                    role = chance.choices((self._put, self._get, self._remove, self._flush), (6, 3, 1, 0.2))[0]
+                    (role,) = chance.choices(roles, weights)
                     role(client, namespace, chance)
         except KVStoreError as error:
             if not self.killed.is_set():
@@ -86,16 +95,40 @@ class Clients:
                 self.killed.set()
 
     def _put(self, client: Client, namespace: NamespaceId, chance: random.Random) -> None:
+        """By way of the client's buffer, as whoever has blocks to store does it."""
+        keys, durability, since = self._choose(chance)
+        blocks = PutBlocks(keys, parents_of(keys), [*map(payload_of, keys)], durability=durability)
+        self._told(keys, client.put(namespace, blocks), durability, since)
+
+    def _seal(self, client: Client, namespace: NamespaceId, chance: random.Random) -> None:
+        """In place on DEVICE, as an engine does it: named when they are full."""
+        keys, durability, since = self._choose(chance)
+        reserved = client.reserve(namespace, Tier.DEVICE, count=len(keys))
+        ids = [number for number in reserved.reservation_ids if number]
+        places = [place for place in reserved.places if place is not None]
+        if len(places) < len(keys):
+            client.abort(ids)
+            return
+        memory = client.memory(Area.DEVICE)
+        for key, place in zip(keys, places, strict=True):
+            payload = payload_of(key)
+            for layer in range(SPEC.layers):
+                begin = place.offset + layer * place.stride
+                memory[begin : begin + SLICE_BYTES] = payload[layer * SLICE_BYTES : (layer + 1) * SLICE_BYTES]
+        entries = [CommitEntry(*row) for row in zip(ids, keys, parents_of(keys), strict=True)]
+        self._told(keys, client.commit(namespace, entries, durability=durability), durability, since)
+
+    def _choose(self, chance: random.Random) -> tuple[list[BlockKey], Durability, int]:
+        """What to store, how, and where the daemon's log is now."""
         keys = keys_of(self._chain(chance), chance.randint(1, RUN_BLOCKS_MAX))
         durable = chance.random() < DURABLE_SHARE
-        durability = Durability.DURABLE if durable else Durability.MEMORY
-        since = self._trace.end
-        blocks = PutBlocks(keys, parents_of(keys), [*map(payload_of, keys)], durability=durability)
-        answer = client.put(namespace, blocks)
+        return keys, Durability.DURABLE if durable else Durability.MEMORY, self._trace.end
+
+    def _told(self, keys: list[BlockKey], answer: CommitResult, durability: Durability, since: int) -> None:
         good = [key for key, outcome in zip(keys, answer.outcomes, strict=True) if outcome is Outcome.HIT]
         with self._known.lock:
             self._tally.blocks_refused += len(keys) - len(good)
-            if not durable:
+            if durability is Durability.MEMORY:
                 self._known.soft |= dict.fromkeys(good, since)
                 return
             self._known.witness(good, since)

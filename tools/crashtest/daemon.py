@@ -38,7 +38,7 @@ from kvstore.v1 import admin_pb2
 
 CAP_BYTES: Final = 64 << 20
 FLAGS: Final = {
-    "device": "0", "ssd": f"{CAP_BYTES}", "ssd-free-floor": "0", "ssd-segment": "1 MiB",
+    "device": "8 MiB", "ssd": f"{CAP_BYTES}", "ssd-free-floor": "0", "ssd-segment": "1 MiB",
     "buffer-max": "8 MiB", "log-level": "debug",
 }  # fmt: skip
 HOSTS: Final = ("8 MiB", "32 MiB")
