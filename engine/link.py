@@ -136,11 +136,7 @@ class CacheLink:
         Raises InvalidArgument if "cuda" was asked for and torch has none.
         """
         if self._device is None:
-            self._device = CPU
-            if self._config.device == "cuda":
-                if not torch.cuda.is_available():
-                    raise InvalidArgument("config.device", "cuda", "auto or cpu, since torch has no CUDA device")
-                self._device = torch.device("cuda", torch.cuda.current_device())
+            self._device = cuda_device() if self._config.device == "cuda" else CPU
         return self._device
 
     def _check_device(self, found: torch.device) -> None:
@@ -193,3 +189,10 @@ class CacheLink:
         self._retry_at = self._clock.now() + self._pause
         LOG.info("the cache is away (%s); next try in %.1f s", error, self._pause)
         self._pause = min(2 * self._pause, self._config.retry_s[1])
+
+
+def cuda_device(field: str = "config.device") -> torch.device:
+    """Torch's current GPU. Raises InvalidArgument, which names ``field``, if there is none."""
+    if not torch.cuda.is_available():
+        raise InvalidArgument(field, "cuda", "auto or cpu, since torch has no CUDA device")
+    return torch.device("cuda", torch.cuda.current_device())

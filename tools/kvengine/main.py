@@ -10,8 +10,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from kvstore.client import Client, ClientOptions
 from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
+from kvstore.core.namespace import NamespacePolicy
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
+from kvstore.engine.link import cuda_device
 from kvstore.engine.sequence import FinishReason
 from kvstore.engine.weights import Model, load_model, use_threads
 from kvstore.store.api import Cache
@@ -46,6 +48,9 @@ def run(options: Options) -> int:
 
 
 def _run(options: Options, printer: Printer) -> int:
+    if options.device == "cuda":
+        # Before the model is loaded, which takes long.
+        cuda_device("--device")
     if options.threads is not None:
         use_threads(options.threads)
     with _cache(options) as cache:
@@ -53,12 +58,14 @@ def _run(options: Options, printer: Printer) -> int:
         disable_progress_bar()
         model = load_model(options.model, dtype=options.dtype, codec=options.codec, salt=options.salt.encode())
         config = EngineConfig(
+            device=options.device,
             kv_dtype=options.kv_dtype or None,
             token_budget=options.token_budget,
             running_max=options.running_max,
             raw_layers=options.raw_layers,
             raw_first_tokens=options.raw_first_tokens,
             recent_raw_tokens=options.recent_raw_tokens,
+            policy=NamespacePolicy(lossless=options.lossless) if options.lossless else None,
             device_codec=None if options.device_codec == "raw" else options.device_codec,
             name="kvengine",
         )

@@ -31,6 +31,7 @@ class Options:
     host_mib: int
     ssd: Path | None
     ssd_mib: int
+    device: str
     dtype: str
     kv_dtype: str
     codec: str
@@ -38,6 +39,7 @@ class Options:
     raw_first_tokens: int
     recent_raw_tokens: int
     device_codec: str
+    lossless: str
     salt: str
     token_budget: int
     running_max: int
@@ -69,9 +71,9 @@ def parse(arguments: Sequence[str] | None) -> Options:
         parser.error("no prompt: give --prompt TEXT or --file FILE with at least one line that is not empty")
     return Options(
         given.model, prompts, given.chat, sampling, given.socket, given.device_mib, given.host_mib, given.ssd,
-        given.ssd_mib, given.dtype, given.kv_dtype, given.codec, given.raw_layers, given.raw_first_tokens,
-        given.recent_raw_tokens, given.device_codec, given.salt, given.token_budget, given.running_max, given.threads,
-        Format(given.output),
+        given.ssd_mib, given.device, given.dtype, given.kv_dtype, given.codec, given.raw_layers, given.raw_first_tokens,
+        given.recent_raw_tokens, given.device_codec, given.lossless, given.salt, given.token_budget, given.running_max,
+        given.threads, Format(given.output),
     )  # fmt: skip
 
 
@@ -116,6 +118,12 @@ def _add_cache(group: argparse._ArgumentGroup) -> None:
         help="last tokens of a request that stay on DEVICE",
     )
     group.add_argument("--device-codec", choices=("raw", "int8"), default="raw", help="of full blocks on DEVICE")
+    group.add_argument(
+        "--lossless",
+        choices=("lz4",),
+        default="",
+        help="code raw blocks on SSD and for remote clients without loss: pays for bfloat16",
+    )
     group.add_argument("--salt", default="", help="keeps tenants apart")
 
 
@@ -124,6 +132,13 @@ def _layers(text: str) -> tuple[int, ...]:
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where it computes: auto follows the DEVICE tier, which else has to lie there; cuda is refused without "
+        "a GPU (default %(default)s)",
+    )
     group.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="what the model computes in"
     )

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
 
 from kvstore import __version__
 from kvstore.client import Client
@@ -97,7 +98,7 @@ def test_mixed_precision_over_a_daemon_that_counts_what_it_saves(
     ):
         daemon.start()
         mixed = ("--codec", "int8", "--raw-layers", "1", "--raw-first-tokens", 64, "--device-codec", "int8")
-        options = (model, "-p", CONTEXT, "--socket", daemon.socket, *mixed)
+        options = (model, "-p", CONTEXT, "--socket", daemon.socket, "--lossless", "lz4", *mixed)
         cold, warm = ask(capsys, *options), ask(capsys, *options)
         assert warm["answers"][0]["cached_tokens"]["device"] == 128
         assert warm["answers"][0]["tokens"] == cold["answers"][0]["tokens"]
@@ -107,6 +108,7 @@ def test_mixed_precision_over_a_daemon_that_counts_what_it_saves(
     (opened,) = admin_pb2.ListNamespacesResponse.FromString(reply).namespaces
     policy = opened.policy
     assert (list(opened.spec.raw_layers), policy.raw_first_tokens, policy.device_codec) == ([1], 64, "int8")
+    assert policy.lossless == "lz4"
     device = status.tiers[0]
     # Two blocks, the first of them raw.
     assert (device.blocks, status.counters["device_blocks_encoded"]) == (2, 1)
@@ -130,6 +132,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str], model: Path) -> 
         (("-p", "a", "--raw-layers", "1"), 2, "spec.raw_layers"),
         (("-p", "a", "--codec", "int8", "--device-codec", "int8", "--recent-raw-tokens", "9"), 2, "recent_raw_tokens"),
         ((), 2, "no prompt"),
+        (("-p", "a", "--device", "tpu"), 2, "--device"),
         (("--file", "no/such/file"), 2, "no/such/file"),
         (("-p", "a", "--socket", "/no/such/socket"), 3, "/no/such/socket"),
     ],
@@ -140,6 +143,31 @@ def test_what_is_wrong_is_said_with_its_code(
     found, out, err = run(capsys, model, *arguments)
     assert (found, out) == (code, "")
     assert message in err
+
+
+def test_a_gpu_is_refused_where_there_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, err = run(capsys, model, "-p", "a", "--device", "cuda")
+    assert (code, out) == (2, "")
+    assert "--device is cuda; expected auto or cpu, since torch has no CUDA device" in err
+    assert "loading" not in err
+
+
+def test_a_gpu_is_refused_where_device_lies_in_shared_memory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    code, out, err = run(capsys, model, "-p", "a", "--device", "cuda")
+    assert (code, out) == (2, "")
+    assert "config.device is cuda; expected auto or cpu, where DEVICE lies" in err
+
+
+def test_the_cpu_can_be_named(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    named, left = (ask(capsys, model, "-p", "a1", *device)["answers"] for device in (("--device", "cpu"), ()))
+    assert named[0]["tokens"] == left[0]["tokens"]
 
 
 def test_a_folder_that_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
