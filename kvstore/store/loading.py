@@ -232,11 +232,13 @@ class Loading:
             BlockRead(DiskHandle(one.place), load.keys[one.position], one.buffer.view(*one.range), one.units)
             for one in landing
         ]
+        ready = disk.state.state == "ready"
         for one, status in zip(landing, disk.read(reads), strict=True):
             if status is ReadStatus.OK:
                 one.well = True
             else:
-                one.reason = self._promoter.failed_read(load.slots[one.position], one.place, status)
+                slot = load.slots[one.position]
+                one.reason = self._promoter.failed_read(slot, one.place, status, ready=ready)
 
     def _end_landing(self, load: Load, one: _Landing) -> None:
         """The I/O has ended: the range goes to the lease, or back if there is no use for it. Lock held."""

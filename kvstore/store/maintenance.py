@@ -91,9 +91,10 @@ class Maintenance:
             place = book.index.place[tier][slot] if tier is Tier.SSD else book.index.offset(slot, tier)
         disk = self._state.disk
         if tier is Tier.SSD and disk is not None:
+            ready = disk.state.state == "ready"
             status = disk.verify(DiskHandle(place), key)
             if status is not ReadStatus.OK:
-                self._promoter.failed_read(slot, place, status)
+                self._promoter.failed_read(slot, place, status, ready=ready)
             return nbytes, status is not ReadStatus.CORRUPT
         try:
             copies.check_stored(namespace, key, codec, self._state.arenas[tier].view(place, nbytes), slices=True)

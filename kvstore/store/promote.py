@@ -114,12 +114,13 @@ class Promoter:
         if disk is None or not fills:
             return
         reads = [BlockRead(DiskHandle(f.source_place), f.key, host.view(f.copy.place, f.copy.nbytes)) for f in fills]
+        ready = disk.state.state == "ready"
         statuses = disk.read(reads)
         for fill, read, status in zip(fills, reads, statuses, strict=True):
             found = self._checked(fill, read) if status is ReadStatus.OK else status
             fill.well = found is ReadStatus.OK
             if not fill.well:
-                failures[fill.slot] = self.failed_read(fill.slot, fill.source_place, found)
+                failures[fill.slot] = self.failed_read(fill.slot, fill.source_place, found, ready=ready)
         with self._state.locked() as book:
             book.counters.count("ssd_promoted", sum(fill.well for fill in fills))
 
@@ -132,13 +133,14 @@ class Promoter:
             return ReadStatus.CORRUPT
         return ReadStatus.OK
 
-    def failed_read(self, slot: int, handle: int, status: ReadStatus) -> Reason:
+    def failed_read(self, slot: int, handle: int, status: ReadStatus, *, ready: bool) -> Reason:
         """Invalidate the entry whose load failed, and say why it is a miss.
 
         Corrupt or gone: the copy is dropped. Unavailable: kept while the whole tier is degraded (it is not matched
-        then, and comes back with the tier), dropped if only this block can not be read.
+        then, and comes back with the tier), dropped if only this block can not be read. ``ready`` says whether the tier
+        was ready before the read: one that comes back meanwhile refused it for its own sake, not for the block's.
         """
-        degraded = not self._movement.look_at_disk()
+        degraded = not (self._movement.look_at_disk() and ready)
         with self._state.locked() as book:
             if status is ReadStatus.CORRUPT:
                 book.counters.count("corrupt_blocks")

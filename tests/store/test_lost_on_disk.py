@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from kvstore.core.errors import TierUnavailable, Unavailable
-from kvstore.core.types import Area, Durability, Outcome, Tier
+from kvstore.core.types import Area, Durability, Outcome, Reason, Target, Tier
 from kvstore.store.api import CommitEntry
 from kvstore.testing.faulty_disk import Crash, FaultyDisk
 from kvstore.testing.invariants import violations
@@ -142,3 +142,26 @@ def test_a_file_that_was_removed_from_outside_is_noticed_before_the_next_durable
     case.tier.housekeeping()
     assert case.put(keys) == (HIT,) * 2
     assert case.after_power_cut(keys) == (HIT,) * 2
+
+
+@pytest.mark.parametrize("target", [Target.IN_PLACE, Target.BUFFER])
+def test_a_tier_that_comes_back_while_it_refuses_a_read_keeps_the_block(make_world, disk, target):
+    world = make_world(disk=disk)
+    keys = world.chain(1, 2)
+    world.put(keys, durability=Durability.DURABLE)
+    world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=keys)
+    read = disk.read
+
+    def read_and_recover(reads):
+        status = read(reads)
+        disk.degraded = False
+        return status
+
+    disk.read = read_and_recover
+    disk.degraded = True
+    assert world.fetch(keys, target).reasons == (Reason.TIER_UNAVAILABLE,) * 2
+    disk.degraded = True
+    world.store.verify()
+    world.store.tick()
+    assert disk.keys() == keys
+    assert world.fetch(keys, target).outcomes == (HIT,) * 2
