@@ -1,0 +1,5 @@
+"""``python -m kvstore.tools.kvctl``."""
+
+from kvstore.tools.kvctl.main import main
+
+main()

@@ -1,0 +1,5 @@
+"""``python -m kvstore.tools.kvengine``."""
+
+from kvstore.tools.kvengine.main import main
+
+main()
