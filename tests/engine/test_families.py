@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ from tests.engine.families import FAMILIES, build_pair, random_prompt
 
 def every_row(step: StepInput) -> StepInput:
     """The same step with the logits of all its tokens wanted."""
-    return StepInput(step.token_ids, step.positions, torch.arange(step.token_ids.shape[1]), step.attention)
+    return replace(step, rows=torch.arange(step.token_ids.shape[1]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -44,8 +44,8 @@ SOURCES: Final = (
 )  # fmt: skip
 """Files of the standard library, one a prompt."""
 TOKENS_MIN: Final = 320
-TOKENS_STEP: Final = 48
-"""Prompts have 320, 368, ... tokens, so that most of what is attended to is in full blocks."""
+TOKENS_STEP: Final = 32
+"""Prompts have 320, 352, ... tokens, so that most of what is attended to is in full blocks."""
 SIZES: Final = {"device": "48 MiB", "host": "320 MiB", "ssd": "2 GiB", "ssd-free-floor": "64 MiB"}
 """DEVICE has 32 blocks of SmolLM2 in fp16, a fifth of what twenty prompts have."""
 
