@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,12 @@ PIPE_COLUMNS: Final = 200
 """Width of tables when nobody watches: nothing is cut for want of columns in a pipe."""
 
 
+GAP: Final = 2
+"""Blanks between columns."""
+YIELDING_COLUMNS: Final = 16
+"""What a column that wraps needs at least, to be read."""
+
+
 class Format(StrEnum):
     """What ``--output`` takes."""
 
@@ -30,19 +37,28 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: its title, whether numbers stand in it, and whether it may be cut when space is short."""
+    """One column of a table: its title, whether numbers stand in it, and what it does when space is short.
+
+    One that ``yields`` wraps; one that is ``optional`` is left out where the others would be cut.
+    """
 
     title: str
     right: bool = False
     yields: bool = False
+    optional: bool = False
 
 
 def columns(titles: str) -> list[Column]:
-    """Columns of a line of titles, apart by ``|``: ``>`` before a title puts it right, ``~`` lets it wrap."""
-    return [
-        Column(title.lstrip(">~"), right=title.startswith(">"), yields=title.startswith("~"))
-        for title in titles.split("|")
-    ]
+    """Columns of a line of titles, apart by ``|``.
+
+    Marks before a title: ``>`` puts it right, ``~`` lets it wrap, ``?`` lets it go, the last one first.
+    """
+    found = []
+    for title in titles.split("|"):
+        name = title.lstrip("?>~")
+        marks = title.removesuffix(name)
+        found.append(Column(name, right=">" in marks, yields="~" in marks, optional="?" in marks))
+    return found
 
 
 class _Pipe(Console):
@@ -90,16 +106,22 @@ class Printer:
         """A line of the answer."""
         self._out.print(text)
 
+    def whole_line(self, text: RenderableType) -> None:
+        """A line that is never broken, since a command in it is there to be copied."""
+        self._out.print(text, soft_wrap=True)
+
     def talk(self, text: str, style: str = "") -> None:
         """A line beside the answer, on stderr."""
         self._talk.print(Text(text, style=style))
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[RenderableType]]) -> None:
         """Rows under titles; nothing at all where there are no rows."""
-        shown = list(rows)
-        if not shown:
+        given = list(rows)
+        if not given:
             return
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        kept = fitting(columns, given, self.columns)
+        columns, shown = [columns[i] for i in kept], [[row[i] for i in kept] for row in given]
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
         for column in columns:
             table.add_column(
                 column.title,
@@ -119,6 +141,25 @@ class Printer:
         for name, value in rows:
             table.add_row(name, value)
         self._out.print(table)
+
+
+def fitting(columns: Sequence[Column], rows: Sequence[Sequence[RenderableType]], width: int) -> list[int]:
+    """Positions of the columns that are shown in ``width``: all, or without as many optional ones as it takes."""
+    wide = [
+        max(len(column.title), *(_cells(row[i]) for row in rows)) if not column.yields else YIELDING_COLUMNS
+        for i, column in enumerate(columns)
+    ]
+    kept = list(range(len(columns)))
+    for i in reversed(range(len(columns))):
+        if sum(wide[k] + GAP for k in kept) - GAP <= width:
+            break
+        if columns[i].optional:
+            kept.remove(i)
+    return kept
+
+
+def _cells(value: RenderableType) -> int:
+    return value.cell_len if isinstance(value, Text) else cell_len(str(value))
 
 
 def plain(message: Message) -> dict[str, Any]:

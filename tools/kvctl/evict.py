@@ -30,13 +30,13 @@ def evict(
 ) -> Exit:
     """Demote or drop blocks, or make room in a tier.
 
-    Takes the named blocks, or the coldest until --bytes of --tier are free.
+    Takes the named blocks out of --tier, or the coldest until --bytes of it are free.
     Exits with 4 if a named block is leased, pinned or in flight.
     """
     need(bool(keys) != bool(nbytes), "KEY and --bytes", "both" if keys else "neither", "one of them")
+    need(bool(tier), "--tier", "not given", "device, host or ssd")
     request = admin_pb2.EvictRequest(tier=parse_tier(tier))
     if nbytes:
-        need(bool(tier), "--tier", "not given", "device, host or ssd, whose --bytes shall be free")
         request.bytes = text.parse_size("--bytes", nbytes)
     else:
         info = find_namespace(call, namespace)
@@ -45,8 +45,8 @@ def evict(
     answer = call.ask("Admin/Evict", request, admin_pb2.EvictResponse)
     busy = sum(outcome == common_pb2.OUTCOME_BUSY for outcome in answer.outcomes)
     if call.printer.for_people:
-        place = TIER_NAMES.get(request.tier, "all tiers")
-        call.printer.line(f"{text.plural(answer.blocks, 'block')}, {text.size(answer.bytes)}, left {place}")
+        left = f"left {TIER_NAMES[request.tier]}"
+        call.printer.line(f"{text.plural(answer.blocks, 'block')}, {text.size(answer.bytes)}, {left}")
         if busy:
             call.printer.talk(f"{text.plural(busy, 'block')} stayed: leased, pinned or in flight; see kvctl leases")
     else:

@@ -10,21 +10,24 @@ from kvstore.v1 import admin_pb2
 
 
 def leases(call: Call) -> Exit:
-    """Who keeps what from being dropped, and the sessions."""
+    """Who keeps what from being dropped, and the sessions.
+
+    Pins of kvctl are listed with the owner operator; they have no lease and no end.
+    """
     answer = call.ask("Admin/ListLeases", admin_pb2.ListLeasesRequest(), admin_pb2.ListLeasesResponse)
     printer = call.printer
     if not printer.for_people:
         printer.answer(answer)
         return Exit.OK
     printer.table(
-        columns(">Lease|~Name|~Owner|>Pid|>Left|>Pins|>Holds|>Buffer"),
+        columns(">Lease|~Name|~Owner|>Pid|>Left|>Pins|>Holds|?>Buffer"),
         [
             (
-                str(lease.lease_id),
+                str(lease.lease_id) if lease.lease_id else "-",
                 lease.name or "-",
                 lease.owner or "-",
                 str(lease.pid) if lease.pid else "-",
-                text.duration(lease.seconds_left),
+                text.duration(lease.seconds_left) if lease.lease_id else "no end",
                 text.count(lease.pins),
                 text.count(lease.holds),
                 text.size(lease.buffer_bytes) if lease.buffer_bytes else "-",

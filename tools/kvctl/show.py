@@ -37,7 +37,7 @@ def show(
             ("parent", block.parent.hex() if any(block.parent) else "none: the first block of its chain"),
             ("namespace", f"{info.name or info.spec.model} ({block.namespace_id.hex()})"),
             ("tiers", tier_letters(block.residency)),
-            *((f"  {name}", block.places[name]) for name in sorted(block.places)),
+            *((f"  {name}", _place(name, block.places[name])) for name in sorted(block.places)),
             ("state", block.state),
             ("codec", block.codec),
             ("pins", f"{block.pins} in place, {block.holds} held by leases"),
@@ -46,3 +46,10 @@ def show(
         ]
     )
     return Exit.OK
+
+
+def _place(tier: str, place: str) -> str:
+    """A place as a sentence: a bare number is an offset in an arena, on SSD the tier's handle of the block."""
+    if not place.isdigit():
+        return place
+    return f"handle {place}" if tier == "SSD" else f"offset {text.count(int(place))}"

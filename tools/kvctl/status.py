@@ -38,7 +38,7 @@ def status(
         printer.line()
         _recovery(printer, answer)
         for warning in answer.warnings:
-            printer.line(Text.assemble(("! ", "bold yellow"), (warning, "yellow")))
+            printer.whole_line(Text.assemble(("! ", "bold yellow"), (warning, "yellow")))
         if counters:
             rows = [(name, text.count(answer.counters[name])) for name in sorted(answer.counters)]
             printer.line()

@@ -174,14 +174,15 @@ def test_evict_by_bytes_and_by_key(kvctl, daemon, namespace):
     assert (ran.code, ran.out) == (Exit.OK, "2 blocks, 3 MiB, left HOST\n")
     assert daemon.asked[-1][1].bytes == 2 << 20
     daemon.replies["Admin/Evict"] = admin_pb2.EvictResponse(blocks=0, outcomes=[BUSY])
-    ran = kvctl("evict", "07" * 32)
+    ran = kvctl("evict", "--tier", "ssd", "07" * 32)
     assert ran.code == Exit.REFUSED
     assert "leased" in ran.err
     assert daemon.asked[-1][1].keys == b"\x07" * 32
+    assert daemon.asked[-1][1].tier == common_pb2.TIER_SSD
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--bytes", "1MiB"), ("07070707", "--bytes", "1", "--tier", "host"), ("--tier", "x")]
+    "words", [(), ("--bytes", "1MiB"), ("07" * 32,), ("07070707", "--bytes", "1", "--tier", "host"), ("--tier", "x")]
 )
 def test_evict_refuses_what_it_cannot_mean(kvctl, daemon, namespace, words):
     assert kvctl("evict", *words).code == Exit.USAGE
