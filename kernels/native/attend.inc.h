@@ -2,8 +2,7 @@
 //
 // A tile is one head of one block. Query rows are taken up to four at a time against it. Both phases are
 // outer-product panels: a vector of tokens (scores) or of channels (values) is decoded once and meets every row
-// of the group, and sums stay in registers. While a tile is read, the next tile is prefetched at the same pace,
-// its bytes in order, so that the processor's own prefetcher joins in.
+// of the group, and sums stay in registers. While a tile is read, the next tile is prefetched: see ahead.inc.h.
 
 using F = Simd::F;
 using I = Simd::I;
@@ -28,37 +27,6 @@ struct RowTile {
     float decay[4];
 };
 
-inline F exp_vector(F x) {
-    // Cephes' scheme: 2^n * polynomial of the rest; relative error 2e-7. Below -87 the answer is 0.
-    const F bounded = Simd::min(Simd::max(x, Simd::set1(-87.3f)), Simd::set1(88.0f));
-    const F turns = Simd::rint(Simd::mul(bounded, Simd::set1(1.44269504f)));
-    F r = Simd::fma(turns, Simd::set1(-0.693359375f), bounded);
-    r = Simd::fma(turns, Simd::set1(2.12194440e-4f), r);
-    F y = Simd::set1(1.9875691500e-4f);
-    y = Simd::fma(y, r, Simd::set1(1.3981999507e-3f));
-    y = Simd::fma(y, r, Simd::set1(8.3334519073e-3f));
-    y = Simd::fma(y, r, Simd::set1(4.1665795894e-2f));
-    y = Simd::fma(y, r, Simd::set1(1.6666665459e-1f));
-    y = Simd::fma(y, r, Simd::set1(5.0000001201e-1f));
-    y = Simd::fma(y, Simd::mul(r, r), Simd::add(r, Simd::set1(1.0f)));
-    return Simd::keep_from(Simd::mul(y, Simd::power_of_two(Simd::to_int(turns))), x, Simd::set1(-87.3f));
-}
-
-inline float exp_one(float x) {
-    float lanes[W];
-    Simd::store(lanes, exp_vector(Simd::set1(x)));
-    return lanes[0];
-}
-
-inline F tanh_vector(F x) {
-    const F grown = exp_vector(Simd::min(Simd::add(x, x), Simd::set1(40.0f)));
-    return Simd::sub(Simd::set1(1.0f), Simd::div(Simd::set1(2.0f), Simd::add(grown, Simd::set1(1.0f))));
-}
-
-inline void prefetch(const std::uint8_t* at, std::ptrdiff_t bytes) {
-    for (std::ptrdiff_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, KV_PREFETCH_LOCALITY);
-}
-
 // Panels name their arrays' bounds at compile time and unroll over them: left to itself, GCC keeps the decoded
 // vectors on the stack, which costs a third of the speed.
 #define KV_UNROLL _Pragma("GCC unroll 8")
@@ -78,15 +46,16 @@ struct Panel {
 
 template <Format format, int R, int V, bool part>
 inline void score_panel(const std::uint8_t* key, int dim, int tokens, Panel panel, const float* query, int query_stride,
-                        float* scores, const std::uint8_t* next) {
+                        float* scores, Ahead& next) {
     constexpr std::ptrdiff_t kBytes = element_bytes(format);
     F sum[R][V];
     KV_UNROLL for (int r = 0; r < R; ++r)
         KV_UNROLL for (int v = 0; v < V; ++v) sum[r][v] = Simd::set1(0.0f);
     const std::ptrdiff_t step = tokens * kBytes;
     const std::uint8_t* row = key + panel.from * kBytes;
-    const std::uint8_t* ahead = (next ? next : key) + panel.from * dim * kBytes;
-    for (const float *q = query, *end = query + dim; q != end; ++q, row += step, ahead += V * W * kBytes) {
+    const std::ptrdiff_t pace = next.pace(V * W * kBytes);
+    const std::uint8_t* ahead = next.at;
+    for (const float *q = query, *end = query + dim; q != end; ++q, row += step, ahead += pace) {
         prefetch(ahead, V * W * kBytes);
         F k[V];
         load_panel<format, V, part>(row, panel.count, k);
@@ -95,13 +64,14 @@ inline void score_panel(const std::uint8_t* key, int dim, int tokens, Panel pane
             KV_UNROLL for (int v = 0; v < V; ++v) sum[r][v] = Simd::fma(weight, k[v], sum[r][v]);
         }
     }
+    next.at = ahead;
     KV_UNROLL for (int r = 0; r < R; ++r)
         KV_UNROLL for (int v = 0; v < V; ++v) Simd::store(scores + r * kMaxSide + panel.from + v * W, sum[r][v]);
 }
 
 template <Format format, int R, int V, bool part>
-inline void value_panel(const std::uint8_t* value, int dim, int tokens, Panel panel, const RowTile& tile, const float* weights,
-                        float* sums, int sum_stride, const std::uint8_t* next) {
+inline void value_panel(const std::uint8_t* value, int dim, Panel panel, const RowTile& tile, const float* weights,
+                        float* sums, int sum_stride, Ahead& next) {
     constexpr std::ptrdiff_t kBytes = element_bytes(format);
     F sum[R][V];
     KV_UNROLL for (int r = 0; r < R; ++r)
@@ -109,8 +79,9 @@ inline void value_panel(const std::uint8_t* value, int dim, int tokens, Panel pa
             sum[r][v] = Simd::mul(Simd::load(sums + r * sum_stride + panel.from + v * W), Simd::set1(tile.decay[r]));
     const std::ptrdiff_t step = dim * kBytes;
     const std::uint8_t* row = value + panel.from * kBytes + tile.least * step;
-    const std::uint8_t* ahead = (next ? next : value) + (panel.from * tokens + tile.least * V * W) * kBytes;
-    for (const float *p = weights + tile.least, *end = weights + tile.most; p != end; ++p, row += step, ahead += V * W * kBytes) {
+    const std::ptrdiff_t pace = next.pace(V * W * kBytes);
+    const std::uint8_t* ahead = next.at;
+    for (const float *p = weights + tile.least, *end = weights + tile.most; p != end; ++p, row += step, ahead += pace) {
         prefetch(ahead, V * W * kBytes);
         F x[V];
         load_panel<format, V, part>(row, panel.count, x);
@@ -119,6 +90,7 @@ inline void value_panel(const std::uint8_t* value, int dim, int tokens, Panel pa
             KV_UNROLL for (int v = 0; v < V; ++v) sum[r][v] = Simd::fma(weight, x[v], sum[r][v]);
         }
     }
+    next.at = ahead;
     KV_UNROLL for (int r = 0; r < R; ++r)
         KV_UNROLL for (int v = 0; v < V; ++v) Simd::store(sums + r * sum_stride + panel.from + v * W, sum[r][v]);
 }
@@ -126,13 +98,14 @@ inline void value_panel(const std::uint8_t* value, int dim, int tokens, Panel pa
 // Sums of `count` pair products for the panel's lanes; `codes` holds rows of `columns` pairs.
 template <int R, int V, bool part>
 inline void pair_panel(const std::int8_t* codes, int count, int columns, Panel panel, const std::int32_t* pairs,
-                       I (&sums)[R][V], const std::uint8_t* next) {
+                       I (&sums)[R][V], Ahead& next) {
     I sum[R][V];  // apart from `sums`, which has an address and so would live in memory
     KV_UNROLL for (int r = 0; r < R; ++r)
         KV_UNROLL for (int v = 0; v < V; ++v) sum[r][v] = Simd::set1_int(0);
     const std::int8_t* row = codes + 2 * panel.from;
-    const std::uint8_t* ahead = (next ? next : reinterpret_cast<const std::uint8_t*>(codes)) + 2 * panel.from * count;
-    for (const std::int32_t *q = pairs, *end = pairs + count; q != end; ++q, row += 2 * columns, ahead += 2 * V * W) {
+    const std::ptrdiff_t pace = next.pace(2 * V * W);
+    const std::uint8_t* ahead = next.at;
+    for (const std::int32_t *q = pairs, *end = pairs + count; q != end; ++q, row += 2 * columns, ahead += pace) {
         prefetch(ahead, 2 * V * W);
         I k[V];
         KV_UNROLL for (int v = 0; v < V; ++v) {
@@ -144,6 +117,7 @@ inline void pair_panel(const std::int8_t* codes, int count, int columns, Panel p
             KV_UNROLL for (int v = 0; v < V; ++v) sum[r][v] = Simd::dot_pairs(sum[r][v], k[v], weight);
         }
     }
+    next.at = ahead;
     KV_UNROLL for (int r = 0; r < R; ++r)
         KV_UNROLL for (int v = 0; v < V; ++v) sums[r][v] = sum[r][v];
 }
@@ -194,7 +168,7 @@ inline bool too_coarse(float unit, int dim) { return 20.0f * unit * (20.0f * uni
 // Scores of the packed rows: `constant` plus the pairs' sums, or with `rest` the scores so far plus those of the rests.
 template <int R, bool rest>
 inline void pair_scores(const AttendTask& task, const Scratch& scratch, const std::uint8_t* tile, const float* unit,
-                        const float* constant, const std::uint8_t* next) {
+                        const float* constant, Ahead& next) {
     const int dim = task.shape.dim, tokens = task.shape.tokens;
     over_panels<Simd::panel(R)>(tokens, [&](auto width, auto part, Panel panel) {
         constexpr int V = decltype(width)::value;
@@ -213,7 +187,7 @@ inline void pair_scores(const AttendTask& task, const Scratch& scratch, const st
 
 template <int R>
 inline void int8_scores(const AttendTask& task, const Scratch& scratch, const std::uint8_t* tile, int first,
-                        const std::uint8_t* next) {
+                        Ahead& next) {
     const int dim = task.shape.dim, stride = padded(dim) + W;
     float unit[R], constant[R];
     alignas(64) float scaled[R][kMaxSide + 2 * kPad];
@@ -230,17 +204,19 @@ inline void int8_scores(const AttendTask& task, const Scratch& scratch, const st
         for (; d < padded(dim) + W; d += W) Simd::store(scaled[r] + d, Simd::set1(0.0f));
         constant[r] = Simd::hsum(sum);
         unit[r] = pack_halves(scaled[r], dim, scratch.pairs + r * kMaxSide);
+        next.step();
         coarse = coarse || too_coarse(unit[r], dim);
     }
     pair_scores<R, false>(task, scratch, tile, unit, constant, next);
     if (!coarse) return;
     for (int r = 0; r < R; ++r) pack_rests(scaled[r], dim, unit[r], scratch.pairs + r * kMaxSide + kFinePairs);
-    pair_scores<R, true>(task, scratch, tile, unit, constant, nullptr);
+    Ahead none{tile, 0};
+    pair_scores<R, true>(task, scratch, tile, unit, constant, none);
 }
 
 template <int R>
 inline void int8_values(const AttendTask& task, const Scratch& scratch, const std::uint8_t* tile, const RowTile& rows,
-                        const std::uint8_t* next) {
+                        Ahead& next) {
     const int dim = task.shape.dim, tokens = task.shape.tokens, stride = padded(dim);
     const std::size_t skip = static_cast<std::size_t>(dim) * tokens;
     float unit[R];
@@ -252,12 +228,13 @@ inline void int8_values(const AttendTask& task, const Scratch& scratch, const st
         for (int t = 0; t < rows.least; ++t) weights[t] = 0.0f;
         for (int t = rows.most; t < padded(tokens); ++t) weights[t] = 0.0f;
         unit[r] = pack_halves(weights, tokens, scratch.pairs + r * kMaxSide);
+        next.step();
     }
     over_panels<Simd::panel(R)>(dim, [&](auto width, auto part, Panel panel) {
         constexpr int V = decltype(width)::value;
         I sum[R][V];
         pair_panel<R, V, decltype(part)::value>(reinterpret_cast<const std::int8_t*>(tile + skip), tokens / 2, dim, panel,
-                                                scratch.pairs, sum, next ? next + skip : nullptr);
+                                                scratch.pairs, sum, next);
         for (int r = 0; r < R; ++r)
             for (int v = 0; v < V; ++v) {
                 float* at = task.sums + (rows.first + r) * stride + panel.from + v * W;
@@ -314,7 +291,7 @@ inline bool see(const AttendTask& task, int start, RowTile& tile) {
 
 template <Format format, int R>
 inline void attend_rows(const AttendTask& task, const Scratch& scratch, const std::uint8_t* tile, RowTile& rows,
-                        const std::uint8_t* next) {
+                        Ahead& next) {
     const int dim = task.shape.dim, tokens = task.shape.tokens, stride = padded(dim);
     if constexpr (format == Format::int8) {
         int8_scores<R>(task, scratch, tile, rows.first, next);
@@ -324,16 +301,17 @@ inline void attend_rows(const AttendTask& task, const Scratch& scratch, const st
                 tile, dim, tokens, panel, scratch.query + rows.first * (stride + W), stride + W, scratch.scores, next);
         });
     }
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r) {
         rows.decay[r] = soften_row(task, scratch.scores + r * kMaxSide, rows.first + r, rows.low[r], rows.high[r]);
+        next.step();
+    }
     if constexpr (format == Format::int8) {
         int8_values<R>(task, scratch, tile, rows, next);
     } else {
         const std::size_t skip = static_cast<std::size_t>(dim) * tokens * element_bytes(format);
         over_panels<Simd::panel(R)>(dim, [&](auto width, auto part, Panel panel) {
             value_panel<format, R, decltype(width)::value, decltype(part)::value>(
-                tile + skip, dim, tokens, panel, rows, scratch.scores, task.sums + rows.first * stride, stride,
-                next ? next + skip : nullptr);
+                tile + skip, dim, panel, rows, scratch.scores, task.sums + rows.first * stride, stride, next);
         });
     }
 }
@@ -341,14 +319,18 @@ inline void attend_rows(const AttendTask& task, const Scratch& scratch, const st
 template <Format format>
 inline void attend_tile(const AttendTask& task, const Scratch& scratch, int block) {
     const std::uint8_t* tile = task.tiles[block];
-    const std::uint8_t* next = block + 1 < task.blocks ? task.tiles[block + 1] : nullptr;
+    const int dim = task.shape.dim, tokens = task.shape.tokens;
+    const std::uint8_t* next_tile = block + 1 < task.blocks ? task.tiles[block + 1] : nullptr;
+    const int steps = (format == Format::int8 ? 3 : 1) * smaller(task.rows, 4);
+    Ahead next{tile, 0};
+    if (next_tile) next = {next_tile, Ahead::share_beside(steps, 2 * dim * tokens * element_bytes(format))};
     if constexpr (format == Format::int8) {
-        const int dim = task.shape.dim, tokens = task.shape.tokens;
         const std::uint8_t* params = tile + 2 * static_cast<std::size_t>(dim) * tokens;
         widen_half(params, scratch.key_scale, dim);
         widen_half(params + 2 * dim, scratch.key_zero, dim);
         widen_half(params + 4 * dim, scratch.value_scale, tokens);
-        if (next) prefetch(next + 2 * static_cast<std::size_t>(dim) * tokens, 2 * (2 * dim + tokens));
+        // First, not in its turn: the next tile begins with its parameters, which lie last.
+        if (next_tile) prefetch(next_tile + 2 * static_cast<std::size_t>(dim) * tokens, 2 * (2 * dim + tokens));
     }
     RowTile rows{};
     for (rows.first = 0; rows.first < task.rows; rows.first += rows.count) {
@@ -361,7 +343,7 @@ inline void attend_tile(const AttendTask& task, const Scratch& scratch, int bloc
             case 3: attend_rows<format, 3>(task, scratch, tile, rows, next); break;
             default: attend_rows<format, 4>(task, scratch, tile, rows, next); break;
         }
-        next = nullptr;  // one row tile brings the next tile in
+        next.share = 0;  // one row tile brings the next tile in
     }
 }
 

@@ -18,6 +18,8 @@ namespace {
 
 #include "simd_avx512.h"
 #include "elements.inc.h"
+#include "ahead.inc.h"
+#include "exp.inc.h"
 #include "attend.inc.h"
 #include "codec.inc.h"
 

@@ -14,6 +14,8 @@ namespace {
 
 #include "simd_portable.h"
 #include "elements.inc.h"
+#include "ahead.inc.h"
+#include "exp.inc.h"
 #include "attend.inc.h"
 #include "codec.inc.h"
 
