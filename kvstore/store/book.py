@@ -53,7 +53,7 @@ class Book:
     def __init__(
         self, namespaces: NamespaceTable, arenas: dict[Tier, Arena], clock: Clock, limits: tuple[int, int]
     ) -> None:
-        self.index = BlockIndex()
+        self.index = BlockIndex([*arenas, Tier.SSD])
         self.lists = [LruList(self.index, Tier(max(number, 1))) for number in range(4)]
         self.namespaces = namespaces
         self.arenas = arenas

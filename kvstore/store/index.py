@@ -10,6 +10,7 @@ Everything here is guarded by the store's lock; nothing here takes it.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import Final
 
 from kvstore.core.types import BlockKey, Tier
@@ -26,13 +27,17 @@ UNLISTED: Final = -3
 PAGE: Final = 4096
 DEPTH_MAX: Final = 0xFFFF
 HITS_MAX: Final = 0xFFFF
-_CHUNK: Final = 16_384
+_CHUNK: Final = 4096
 
 
 class BlockIndex:
-    """Columns by slot. Readers may index them; only ``residency.Book`` and the lists write them."""
+    """Columns by slot. Readers may index them; only ``residency.Book`` and the lists write them.
 
-    def __init__(self) -> None:
+    Columns of a tier that is not among ``tiers`` stay empty: 16 bytes a block that a store without DEVICE saves.
+    """
+
+    def __init__(self, tiers: Iterable[Tier] = tuple(Tier)) -> None:
+        self._tiers = tuple(tiers)
         self.slots: dict[BlockKey, int] = {}
         self.keys: list[BlockKey | None] = []
         self.parent = array("i")
@@ -128,12 +133,13 @@ class BlockIndex:
         self.keys.extend([None] * _CHUNK)
         for column in (
             self.parent, self.namespace, self.residency, self.codec, self.depth, self.children, self.hits,
-            self.last_use, *self.place[1:], *self.kids[1:],
+            self.last_use, *(self.place[tier] for tier in self._tiers), *(self.kids[tier] for tier in self._tiers),
         ):  # fmt: skip
             column.frombytes(bytes(_CHUNK * column.itemsize))
         unlisted = array("i", [UNLISTED]) * _CHUNK
-        for links in (*self.colder[1:], *self.hotter[1:]):
-            links.extend(unlisted)
+        for tier in self._tiers:
+            self.colder[tier].extend(unlisted)
+            self.hotter[tier].extend(unlisted)
 
 
 def _columns() -> list[array[int]]:

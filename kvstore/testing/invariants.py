@@ -40,7 +40,7 @@ def _counts(book: Book) -> list[str]:
     for slot in index.slots.values():
         if index.children[slot] != children[slot]:
             wrong.append(f"slot {slot} has {children[slot]} children and counts {index.children[slot]}")
-        for tier in Tier:
+        for tier in (*book.arenas, Tier.SSD):
             if index.kids[tier][slot] != kids[tier][slot]:
                 wrong.append(
                     f"slot {slot} has {kids[tier][slot]} children in {tier.name}, not {index.kids[tier][slot]}"

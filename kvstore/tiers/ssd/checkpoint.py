@@ -33,7 +33,8 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from kvstore.core.errors import CorruptBlock
-from kvstore.core.types import KEY_BYTES, NamespaceId
+from kvstore.core.types import KEY_BYTES, BlockKey, NamespaceId
+from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.format import VERSION, refuse_version
 from kvstore.tiers.ssd.table import NO_ROW, BlockTable
 
@@ -42,6 +43,7 @@ EXTENT_ROW_BYTES: Final = 33 + KEY_BYTES
 BLOCK_ROW_BYTES: Final = 6 + KEY_BYTES
 CODED_ROW_BYTES: Final = 4
 _CODED: Final = 0x80
+_STEP: Final = 16384
 
 _MAGIC: Final = b"KVCHECK1"
 _HEAD: Final = struct.Struct("<8sIIQIIQQQI")
@@ -78,7 +80,7 @@ class Checkpoint:
 
 
 def snapshot(table: BlockTable, namespaces: tuple[NamespaceId, ...], head: tuple[int, int, int]) -> Checkpoint:
-    """Copy the committed rows out of the tables. ``head`` is generation, next extent, next segment."""
+    """The committed rows of a copy of the tables. ``head`` is generation, next extent, next segment."""
     committed = np.frombuffer(table.extent_committed, dtype=np.uint8) != 0
     used = np.frombuffer(table.extent_segment, dtype=np.uint32) != NO_ROW
     rows = np.flatnonzero(committed & used & (np.frombuffer(table.extent_live, dtype=np.uint16) != 0))
@@ -88,19 +90,28 @@ def snapshot(table: BlockTable, namespaces: tuple[NamespaceId, ...], head: tuple
     # The last entry of new_row stands for "no extent": free rows of blocks point at it.
     block_extent = new_row[np.minimum(column, len(committed))]
     blocks = np.flatnonzero(block_extent != NO_ROW)
-    extents = {
+    extents: dict[str, NDArray[np.generic]] = {
         name: np.frombuffer(getattr(table, f"extent_{name}"), dtype=kind)[rows]
         for name, kind in (_EXTENT_COLUMNS | {"pages": "<u4"}).items()
+        if name != "offset"
     }
+    extents["offset"] = np.frombuffer(table.extent_page, dtype=np.uint32)[rows].astype("<u8") * PAGE_BYTES
     return Checkpoint(
         *head,
         namespaces,
         extents,
-        np.frombuffer(table.extent_parent, dtype=np.uint8).reshape(-1, KEY_BYTES)[rows],
+        _keys_of(table.extent_parent, rows),
         block_extent[blocks],
         np.frombuffer(table.block_position, dtype=np.uint16)[blocks],
-        np.frombuffer(table.block_key, dtype=np.uint8).reshape(-1, KEY_BYTES)[blocks],
+        _keys_of(table.block_key, blocks),
     )
+
+
+def _keys_of(keys: list[BlockKey], rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+    """Keys of some rows, 32 bytes each; in steps, between which other threads run."""
+    steps = [rows[at : at + _STEP].tolist() for at in range(0, len(rows), _STEP)]
+    packed = b"".join([b"".join([keys[row] for row in step]) for step in steps])
+    return np.frombuffer(packed, dtype=np.uint8).reshape(-1, KEY_BYTES)
 
 
 def pack_checkpoint(found: Checkpoint) -> list[bytes]:

@@ -301,7 +301,9 @@ class Committer:
         fresh.broken = old is None or old.broken
         with core.lock:
             namespaces = tuple(space.namespace_id for space in core.spaces)
-            found = snapshot(core.table, namespaces, (generation, core.next_extent, core.next_segment))
+            head = (generation, core.next_extent, core.next_segment)
+            table = core.table.copy()
+        found = snapshot(table, namespaces, head)
         write_file(core, checkpoint_name(generation), pack_checkpoint(found))
         fresh.broken = False
         self._remove_older(fresh)

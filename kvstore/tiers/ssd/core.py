@@ -33,6 +33,8 @@ from kvstore.tiers.ssd.table import BlockTable, Extent
 
 log: Final = logging.getLogger("kvstore.ssd")
 
+ENTRY_BYTES: Final = 450
+"""What an entry of the header cache takes besides its tables: most of it, where extents are single small blocks."""
 SHARES_MAX: Final = 4096
 """Kinds of extents whose sizes are remembered."""
 
@@ -96,8 +98,10 @@ class HeadTables:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all."""
-        return len(self.keys) + self.crcs.nbytes + (0 if self.coded is None else self.coded.lengths.nbytes)
+        """Memory of all, and of the objects and the entry that hold them."""
+        return (
+            ENTRY_BYTES + len(self.keys) + self.crcs.nbytes + (0 if self.coded is None else self.coded.lengths.nbytes)
+        )
 
     def key(self, position: int) -> BlockKey:
         """Key of one block."""

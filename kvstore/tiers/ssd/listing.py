@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.core.errors import CorruptBlock
-from kvstore.core.types import KEY_BYTES, BlockKey, Codec
+from kvstore.core.types import BlockKey, Codec
 from kvstore.tiers.base import DiskHandle, RecoveredBlock
 from kvstore.tiers.ssd.core import Core
 from kvstore.tiers.ssd.files import read_pages
@@ -17,7 +17,8 @@ from kvstore.tiers.ssd.findings import Findings
 from kvstore.tiers.ssd.format import split_keys, unpack_extent_head
 from kvstore.tiers.ssd.table import NO_ROW
 
-CHUNK_BLOCKS: Final = 1 << 16
+CHUNK_BLOCKS: Final = 1 << 12
+"""Small, since the numbers of a chunk are objects, and the memory of many stays with the process."""
 
 
 def missing_parents(core: Core, findings: Findings) -> dict[int, BlockKey]:
@@ -71,16 +72,16 @@ def recovered_blocks(core: Core, parents: dict[int, BlockKey]) -> Iterator[Recov
     space_of, codec_of = np.array(table.extent_space), np.array(table.extent_codec)
     age_of = np.array(table.extent_age, dtype=np.uint64)
     codecs = {int(codec): codec for codec in Codec}
-    keys, first_parents = bytes(table.block_key), bytes(table.extent_parent)
+    keys, first_parents = table.block_key, table.extent_parent
     previous = BlockKey(b"")
     for begin in range(0, len(handles), CHUNK_BLOCKS):
         row, place = rows[begin : begin + CHUNK_BLOCKS], positions[begin : begin + CHUNK_BLOCKS]
         ages = (age_of[row] << np.uint64(16)) | place.astype(np.uint64)
         columns = (handles[begin : begin + CHUNK_BLOCKS], row, place, space_of[row], codec_of[row], ages)
         for handle, extent, position, space, codec, age in zip(*(column.tolist() for column in columns), strict=True):
-            key = BlockKey(keys[handle * KEY_BYTES : (handle + 1) * KEY_BYTES])
+            key = keys[handle]
             if position == 0:
-                parent = BlockKey(first_parents[extent * KEY_BYTES : (extent + 1) * KEY_BYTES])
+                parent = first_parents[extent]
             else:
                 parent = parents.get(handle, previous) if parents else previous
             previous = key

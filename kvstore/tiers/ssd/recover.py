@@ -23,6 +23,15 @@ from kvstore.tiers.ssd.salvage import find_extents
 from kvstore.tiers.ssd.survey import Survey
 
 
+def recover_tables(core: Core, quarantine: Quarantine) -> tuple[Findings, Journal]:
+    """Fill the tables; returns what was found on the way, and a new journal to go on with.
+
+    What it needed meanwhile is gone when it returns, so that the store's index can take its place in memory.
+    """
+    recovery = Recovery(core, quarantine)
+    return recovery.findings, recovery.run()
+
+
 class Recovery:
     """The steps, in the order of ``run``."""
 
@@ -41,6 +50,7 @@ class Recovery:
         if self.findings.salvage:
             self._salvage(names)
         self._replay.finish()
+        self._core.table.share_parents()
         Survey(self._core, self.findings, self._quarantine).run(names)
         journal = create_journal(self._core, last + 1)
         journal.older = [number for number in numbers_of(names, "journal") if number >= generation]

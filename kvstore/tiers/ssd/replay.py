@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 from kvstore.tiers.ssd.checkpoint import Checkpoint
 from kvstore.tiers.ssd.core import Core
 from kvstore.tiers.ssd.findings import Findings
+from kvstore.tiers.ssd.format import split_keys
 from kvstore.tiers.ssd.journal import DropRecord, ExtentRecord, Record
 from kvstore.tiers.ssd.salvage import Adopted, later_copies
 from kvstore.tiers.ssd.table import NO_ROW, Extent
@@ -25,7 +28,8 @@ class Replay:
         self._core = core
         self._findings = findings
         self._rows: dict[int, int] = {}
-        self._handles: dict[int, list[int]] = {}
+        self._first = array("I")
+        """By row, of an extent that a record named: the handle of its first block. The others follow."""
         self._numbers: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
         self._order: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
         self._checkpoint: Checkpoint | None = None
@@ -42,8 +46,8 @@ class Replay:
         spaces = found.extents["space"].astype(np.uint16)
         columns = dict(found.extents)
         columns["space"] = space_of[np.minimum(spaces, len(space_of) - 1)]
-        core.table.load_extents(columns, found.parents.tobytes())
-        core.table.load_blocks(found.block_extent, found.block_position, found.block_keys.tobytes())
+        core.table.load_extents(columns, found.parents.reshape(-1).data)
+        core.table.load_blocks(found.block_extent, found.block_position, found.block_keys.reshape(-1).data)
         core.next_extent, core.next_segment = found.next_extent, found.next_segment
         self._checkpoint = found
         self._numbers = found.extents["number"].astype(np.uint64)
@@ -82,9 +86,9 @@ class Replay:
             committed=True,
         )  # fmt: skip
         self._rows[record.number] = row
-        self._handles[row] = [
-            core.table.add_block(row, position, record.key(position)) for position in range(record.blocks)
-        ]
+        if row >= len(self._first):
+            self._first.extend([NO_ROW] * (row + 1 - len(self._first)))
+        self._first[row] = core.table.append_blocks(row, list(split_keys(record.keys)))
 
     def adopt(self, found: list[Adopted]) -> int:
         """Take over what salvage found and no record names; returns the blocks."""
@@ -136,17 +140,20 @@ class Replay:
         # The row may have been freed, and used again for another extent.
         return row if row is not None and table.extent_number[row] == number else None
 
-    def _handles_of(self, row: int) -> list[int]:
-        known = self._handles.get(row)
-        if known is not None or self._checkpoint is None:
-            return known or []
+    def _handles_of(self, row: int) -> Sequence[int]:
+        if row < len(self._first) and self._first[row] != NO_ROW:
+            first = self._first[row]
+            return range(first, first + self._core.table.extent_blocks[row])
+        if self._checkpoint is None:
+            return ()
         if self._by_extent is None:
             order = np.argsort(self._checkpoint.block_extent, kind="stable")
             sorted_rows = self._checkpoint.block_extent[order]
             starts = np.searchsorted(sorted_rows, np.arange(len(self._numbers) + 1))
             self._by_extent = (order, starts)
         order, starts = self._by_extent
-        return [int(handle) for handle in order[starts[row] : starts[row + 1]]]
+        handles: list[int] = order[starts[row] : starts[row + 1]].tolist()
+        return handles
 
 
 def drop_extents(core: Core, rows: list[int], findings: Findings, why: str) -> None:

@@ -69,7 +69,7 @@ class Survey:
         totals = np.array([self._total(int(kind)) for kind in kinds], dtype=np.int64)[inverse]
         pages = np.array(table.extent_pages, dtype=np.int64)
         plain, totals = totals, np.where(pages > 0, pages * PAGE_BYTES, totals)
-        offsets = np.array(table.extent_offset, dtype=np.int64)
+        offsets = np.array(table.extent_page, dtype=np.int64) * PAGE_BYTES
         shares = totals // np.maximum(blocks, 1)
         self._saves = plain // np.maximum(blocks, 1) - shares
         return offsets + totals, shares, np.array(table.extent_live, dtype=np.int64)

@@ -34,7 +34,7 @@ from kvstore.tiers.ssd.port import DiskPort, LinuxDisk
 from kvstore.tiers.ssd.quarantine import DIRECTORY, Quarantine, keep_block
 from kvstore.tiers.ssd.reader import Reader
 from kvstore.tiers.ssd.reclaim import Reclaimer
-from kvstore.tiers.ssd.recover import Recovery
+from kvstore.tiers.ssd.recover import recover_tables
 from kvstore.tiers.ssd.usage import measure_usage, refresh_ledger
 from kvstore.tiers.ssd.writer import Writer
 
@@ -74,13 +74,11 @@ class SsdTier:
         begin = core.clock.now()
         try:
             self._quarantine.load()
-            recovery = Recovery(core, self._quarantine)
-            journal = recovery.run()
-            parents = missing_parents(core, recovery.findings)
-            self._committer.start(journal, checkpoint=bool(recovery.findings.damage))
+            found, journal = recover_tables(core, self._quarantine)
+            parents = missing_parents(core, found)
+            self._committer.start(journal, checkpoint=bool(found.damage))
         except OSError as error:
             raise TierUnavailable(f"recovery of {core.port.directory}: {error}") from error
-        found = recovery.findings
         live = sum(segment.live_bytes for segment in core.segments.values())
         self._report = RecoveryReport(
             core.table.blocks, live, core.clock.now() - begin, found.cut_bytes, found.quarantined,
