@@ -23,19 +23,21 @@ STOP_SECONDS_MAX: Final = 60.0
 EVICT_TRIES: Final = 100
 EVICT_PAUSE_SECONDS: Final = 0.05
 _POLL_SECONDS: Final = 0.02
+KVSTORED: Final = (sys.executable, "-m", "kvstore.daemon.main")
 
 
 class DaemonProcess(AbstractContextManager["DaemonProcess"]):
     """One daemon at a time on one folder; ``flags`` are those of kvstored, such as ``{"host": "256 MiB"}``.
 
     Socket, log and (where ``flags`` ask for an SSD tier) data lie in the folder, which stays when the daemon ends, so
-    that a second ``start`` finds the data of the first.
+    that a second ``start`` finds the data of the first. ``command`` is what flags are given to.
     """
 
-    def __init__(self, folder: Path, flags: dict[str, str]) -> None:
+    def __init__(self, folder: Path, flags: dict[str, str], command: Sequence[str] = KVSTORED) -> None:
         self.socket = folder / "kvstored.sock"
         self.log = folder / "kvstored.log"
         self._flags = flags
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -56,7 +58,7 @@ class DaemonProcess(AbstractContextManager["DaemonProcess"]):
     def start(self) -> float:
         """Start and wait until it serves; returns the seconds that took. Unavailable with the log if it ends."""
         begin = time.monotonic()
-        command = [sys.executable, "-m", "kvstore.daemon.main", "--socket", str(self.socket)]
+        command = [*self._command, "--socket", str(self.socket)]
         # The same arena on every machine, so that figures compare and no run depends on a GPU.
         command += ["--device-kind", "shared"]
         for name, value in self._flags.items():

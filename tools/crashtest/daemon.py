@@ -19,6 +19,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,7 +34,7 @@ from kvstore.tools.crashtest.clients import CLIENTS, Clients, ClientTally
 from kvstore.tools.crashtest.judge import du
 from kvstore.tools.crashtest.known import Fate, Known
 from kvstore.tools.crashtest.trace import Trace
-from kvstore.tools.daemon_process import DaemonProcess
+from kvstore.tools.daemon_process import KVSTORED, DaemonProcess
 from kvstore.v1 import admin_pb2
 
 CAP_BYTES: Final = 64 << 20
@@ -92,12 +93,12 @@ class Torture:
 
     cap_bytes = CAP_BYTES
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, command: Sequence[str] = KVSTORED) -> None:
         self.directory = folder / "ssd"
         self._chance = random.Random(seed)
         self.policy = NamespacePolicy(write=self._chance.choice(list(WritePolicy)))
         host = self._chance.choice(HOSTS)
-        self.daemon = DaemonProcess(folder, FLAGS | {"ssd-dir": str(self.directory), "host": host})
+        self.daemon = DaemonProcess(folder, FLAGS | {"ssd-dir": str(self.directory), "host": host}, command)
         self.tally = DaemonTally(write_policy=self.policy.write.name, host=host)
         self.known = Known()
         self.trace = Trace(self.daemon.log)

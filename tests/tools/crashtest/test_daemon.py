@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +29,21 @@ def test_kills_of_a_daemon_lose_nothing(tmp_path):
     assert torture.tally.acks
     assert torture.tally.reads_checked
     assert torture.tally.evicted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", ["acknowledge_early", "forget_records", "take_memory_for_disk", "skip_in_recovery"])
+def test_a_daemon_that_breaks_its_word_is_found_out(tmp_path, way):
+    # This seed's policy leaves blocks in memory for long.
+    torture = Torture(tmp_path, 75, [sys.executable, str(Path(__file__).with_name("broken_kvstored.py")), way])
+    for _ in range(12):
+        torture.run_loop()
+        if not torture.tally.good:
+            break
+    torture.close()
+    assert torture.tally.lost
+    assert not torture.tally.good
 
 
 class OneBlock:
