@@ -191,17 +191,13 @@ class Commit:
 
     def _take_all(self, entries: list[_Entry]) -> None:
         """Ranges of HOST for as many entries as there is room for: at once where nothing has to be demoted for it."""
-        space = self._movement.space
-        left: list[_Entry] = []
         with self._state.locked():
-            for entry in entries:
-                offset = None if left else space.allocate(Tier.HOST, entry.copy.nbytes)
-                if offset is None:
-                    left.append(entry)
-                else:
-                    entry.copy.place = offset
-        for entry in left:
-            self._take(entry)
+            offsets = self._movement.space.allocate_all(Tier.HOST, [entry.copy.nbytes for entry in entries])
+        for entry, offset in zip(entries, offsets, strict=True):
+            if offset is None:
+                self._take(entry)
+            else:
+                entry.copy.place = offset
 
     def _take(self, entry: _Entry) -> bool:
         offset = self._movement.take(Tier.HOST, entry.copy.nbytes)

@@ -7,7 +7,7 @@ and the reclaimer is woken, so that the order stays LRU and the work stays O(vic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -55,6 +55,23 @@ class Space:
             self.drop(tier, victims)
             offset = arena.allocate(nbytes)
         return offset
+
+    def allocate_all(self, tier: Tier, sizes: Sequence[int]) -> list[int | None]:
+        """``allocate`` for many ranges, whose victims are gathered together; None from the first that has no room."""
+        arena = self._state.arenas[tier]
+        found: list[int | None] = []
+        for nbytes in sizes:
+            offset = arena.allocate(nbytes)
+            if offset is None:
+                break
+            found.append(offset)
+        if len(found) < len(sizes):
+            # Holes of the right size nearly always, since blocks of one size replace each other; else one by one.
+            left = sum(align_up(nbytes, PAGE) for nbytes in sizes[len(found) :])
+            self.drop(tier, self.gather(tier, left, demote=False, total=True) or [])
+        while len(found) < len(sizes) and None not in found[-1:]:
+            found.append(self.allocate(tier, sizes[len(found)]))
+        return found + [None] * (len(sizes) - len(found))
 
     def busy(self, tier: Tier, nbytes: int, reason: Reason = Reason.NO_SPACE) -> Busy:
         """What an allocation needed and what there is. ``evictable_bytes`` counts the copies that are not pinned."""

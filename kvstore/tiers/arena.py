@@ -3,6 +3,10 @@
 Holes are kept by start, by end (to join neighbours) and by size: a heap of starts for each size, with entries that
 no longer hold left in the heap until they come up. The lowest hole of the smallest size that fits is taken, so a
 namespace's blocks, all of one size, leave holes that the next block fills exactly.
+
+Joining a range with its neighbours to cut it off again would be most of the work where blocks of one size come and
+go. So a freed range is first *loose*: the next allocation of its size takes it as it is, and any other one has the
+loose ranges joined before it looks for a hole.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ class RangeAllocator:
         self._ends: dict[int, int] = {}
         self._sizes: list[int] = []
         self._heaps: dict[int, list[int]] = {}
+        self._loose: dict[int, list[int]] = {}
+        """Starts of freed ranges that are not holes yet, by size."""
         if self.capacity:
             self._add_hole(0, self.capacity)
 
@@ -44,16 +50,11 @@ class RangeAllocator:
             raise ValueError(f"nbytes is {nbytes}; a range has at least 1 byte")
         size = align_up(nbytes, PAGE)
         with self._lock:
-            position = bisect_left(self._sizes, size)
-            if position == len(self._sizes):
-                return None
-            hole = self._sizes[position]
-            start = self._lowest(hole)
-            self._drop_hole(start, hole)
-            if hole > size:
-                self._add_hole(start + size, hole - size)
-            self._taken[start] = size
-            self._used += size
+            loose = self._loose.get(size)
+            start = loose.pop() if loose else self._cut(size)
+            if start is not None:
+                self._taken[start] = size
+                self._used += size
             return start
 
     def free(self, offset: int, nbytes: int) -> None:
@@ -64,21 +65,13 @@ class RangeAllocator:
                 raise ValueError(f"{offset}+{nbytes} was not handed out; found {self._taken.get(offset)} bytes there")
             del self._taken[offset]
             self._used -= size
-            start, end = offset, offset + size
-            before = self._ends.get(start)
-            if before is not None:
-                self._drop_hole(before, start - before)
-                start = before
-            after = self._starts.get(end)
-            if after is not None:
-                self._drop_hole(end, after)
-                end += after
-            self._add_hole(start, end - start)
+            self._loose.setdefault(size, []).append(offset)
 
     def largest_hole_with(self, ranges: Sequence[tuple[int, int]]) -> int:
         """Bytes of the largest hole that one of ``ranges`` (offset, bytes) would make or join if all were freed."""
         starts = {offset: align_up(nbytes, PAGE) for offset, nbytes in ranges}
         with self._lock:
+            self._join_loose()
             best = 0
             for offset, nbytes in sorted(starts.items()):
                 if offset not in starts:
@@ -89,6 +82,35 @@ class RangeAllocator:
                     end += step
                 best = max(best, end - begin)
             return best
+
+    def _cut(self, size: int) -> int | None:
+        """Start of a range cut off the lowest of the smallest holes that fit."""
+        self._join_loose()
+        position = bisect_left(self._sizes, size)
+        if position == len(self._sizes):
+            return None
+        hole = self._sizes[position]
+        start = self._lowest(hole)
+        self._drop_hole(start, hole)
+        if hole > size:
+            self._add_hole(start + size, hole - size)
+        return start
+
+    def _join_loose(self) -> None:
+        """Make holes of the loose ranges, joined with the holes beside them."""
+        for size, offsets in self._loose.items():
+            for start in offsets:
+                end = start + size
+                before = self._ends.get(start)
+                if before is not None:
+                    self._drop_hole(before, start - before)
+                    start = before  # noqa: PLW2901  the hole begins there
+                after = self._starts.get(end)
+                if after is not None:
+                    self._drop_hole(end, after)
+                    end += after
+                self._add_hole(start, end - start)
+        self._loose.clear()
 
     def _lowest(self, size: int) -> int:
         heap = self._heaps[size]
