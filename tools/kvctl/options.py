@@ -87,8 +87,7 @@ def asked_keys(
     """Keys of a question, from keys or from tokens, and how many tokens they stand for."""
     block_tokens = namespace.spec.block_tokens
     if given:
-        if source.tokens or source.text:
-            raise InvalidArgument("KEY", "given beside --tokens or --text", "one of them")
+        source.refuse_beside_keys()
         keys = whole_keys(call, namespace, given)
         return keys, len(keys) * block_tokens
     tokens = source.read()

@@ -26,6 +26,11 @@ class TokenSource:
     text: str = ""
     model: str = ""
 
+    def refuse_beside_keys(self) -> None:
+        """Raise InvalidArgument if tokens or a text are given where keys are, too."""
+        if self.tokens or self.text:
+            raise InvalidArgument("KEY", "given beside --tokens or --text", "one of them")
+
     def read(self) -> list[int]:
         """The token ids. InvalidArgument names the option that is wrong."""
         if bool(self.tokens) == bool(self.text):

@@ -35,11 +35,12 @@ def why(
     Walks its blocks from the start on and explains the first that is not here. Exits with 1 unless every block is here.
     """
     info = find_namespace(call, namespace)
-    request = admin_pb2.WhyRequest(namespace_id=info.namespace_id)
+    request, source = admin_pb2.WhyRequest(namespace_id=info.namespace_id), TokenSource(tokens, text_, model)
     if keys:
+        source.refuse_beside_keys()
         request.keys = b"".join(whole_keys(call, info, keys))
     else:
-        request.token_ids.extend(TokenSource(tokens, text_, model).read())
+        request.token_ids.extend(source.read())
     answer = call.ask("Admin/Why", request, admin_pb2.WhyResponse)
     complete = answer.matched == answer.blocks
     printer = call.printer
