@@ -19,6 +19,7 @@ from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.index import PAGE
 from kvstore.store.movement import Movement
 from kvstore.store.persist import Persister
+from kvstore.store.recency import Recency
 from kvstore.store.tenancy import Tenancy
 from kvstore.tiers.base import DiskTier
 
@@ -41,6 +42,7 @@ class Movers:
         self._config: StoreConfig = movement.state.config
         self._persister = persister
         self._tenancy = tenancy
+        self.recency = Recency(movement.state)
         self._wakeup = threading.Condition()
         self._loads: deque[Task] = deque()
         self._writes: deque[int] = deque()
@@ -181,12 +183,13 @@ class Movers:
             self._keep_watermarks(tier)
 
     def tick(self) -> None:
-        """Expire leases and answers of jobs; look at the disk's health."""
+        """Expire leases and answers of jobs; look at the disk's health; tell it of uses now and then."""
         self._movement.look_at_disk()
         with self._state.locked():
             self._movement.forget_lost()
             self._tenancy.expire_leases()
             self._expire_jobs()
+        self.recency.tick()
 
     def _expire_jobs(self) -> None:
         owners = self._state.owners

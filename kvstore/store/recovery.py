@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from array import array
 from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 
+import numpy as np
+
 from kvstore.core.types import ROOT_PARENT, Codec, NamespaceId, Tier
 from kvstore.store.book import Book
-from kvstore.store.index import NONE, UNKNOWN
+from kvstore.store.index import DEPTH_MAX, NONE, UNKNOWN, BlockIndex
 from kvstore.store.namespaces import Namespace
 from kvstore.store.state import State
 from kvstore.tiers.base import DiskTier, RecoveredBlock
@@ -40,6 +43,7 @@ def recover(state: State, disk: DiskTier) -> None:
             batch = []
     known = know_namespaces(state, disk) if known is None else known
     register_blocks(state, batch, known)
+    set_depths(state.book.index)
     give_heap_back()
     report = disk.report
     log.info(
@@ -104,6 +108,23 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
     for codec in Codec:
         book.account(namespace, Tier.SSD, codec, counts[codec])
     namespace.blocks += sum(counts)
+
+
+def set_depths(index: BlockIndex) -> None:
+    """Right the depths of blocks that were found before their parents, as happens when a parent was used later."""
+    ancestors = np.array(index.parent, dtype=np.int64)[: index.top]
+    depths = np.array(index.depth, dtype=np.int64)[: index.top]
+    has_parent = ancestors >= 0
+    right = np.minimum(np.where(has_parent, depths[ancestors] + 1, 0), DEPTH_MAX)
+    if np.array_equal(right, depths):
+        return
+    # Steps to an ancestor that is twice as far away each time.
+    steps = has_parent.astype(np.int64)
+    while has_parent.any():
+        steps += np.where(has_parent, steps[ancestors], 0)
+        ancestors = np.where(has_parent, ancestors[ancestors], ancestors)
+        has_parent = ancestors >= 0
+    index.depth[: index.top] = array("H", np.minimum(steps, DEPTH_MAX).astype(np.uint16).tobytes())
 
 
 def give_heap_back() -> None:

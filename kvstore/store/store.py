@@ -128,6 +128,7 @@ class Store:
         self._movers.stop()
         if self._state.config.close_flush_ms:
             self._maintenance.flush(self._state.config.close_flush_ms)
+        self._movers.recency.tell()
         for session in self.sessions():
             self.close_session(session.session_id)
         for tier in (self.disk, self.device, self.host):

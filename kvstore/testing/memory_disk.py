@@ -65,7 +65,7 @@ class MemoryDisk:
     # -- for tests -----------------------------------------------------------------------------------------------
 
     def keys(self) -> list[BlockKey]:
-        """Keys that are stored, in order of writing."""
+        """Keys that are stored, in order of writing and of use."""
         with self._lock:
             return [block.key for block in self._blocks.values()]
 
@@ -182,6 +182,13 @@ class MemoryDisk:
                 block = self._blocks.pop(handle, None)
                 if block is not None:
                     self._dropped.append(len(block.data))
+
+    def touch(self, handles: Sequence[DiskHandle]) -> None:
+        """Each block by itself, and durable at once."""
+        with self._lock:
+            for handle in handles:
+                if handle in self._blocks:
+                    self._blocks[handle] = self._blocks.pop(handle)
 
     def lost(self) -> Sequence[tuple[DiskHandle, BlockKey]]:
         """Nothing is lost here."""

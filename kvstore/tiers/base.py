@@ -237,6 +237,13 @@ class DiskTier(Protocol):
         again, also those of blocks that it has dropped by itself.
         """
 
+    def touch(self, handles: Sequence[DiskHandle]) -> None:
+        """These blocks were used, the coldest named first: a later recovery yields them behind all that were not.
+
+        As precisely as the tier cares to: a run of blocks may count as one. It costs no I/O of its own, and is kept
+        at a clean end; after a kill some of it may be forgotten.
+        """
+
     def lost(self) -> Sequence[tuple[DiskHandle, BlockKey]]:
         """Blocks that the tier has dropped by itself since this was asked last, though their write was answered.
 

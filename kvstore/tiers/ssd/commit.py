@@ -280,7 +280,7 @@ class Committer:
         journal = self.journal
         if journal is None:
             return
-        if journal.broken or journal.frames or journal.older:
+        if journal.broken or journal.frames or journal.older or self._core.touched:
             self._try_checkpoint()
         if self.journal is not None:
             self._core.port.close(self.journal.fd)
@@ -303,6 +303,7 @@ class Committer:
             namespaces = tuple(space.namespace_id for space in core.spaces)
             head = (generation, core.next_extent, core.next_segment)
             table = core.table.copy()
+            core.touched = False
         found = snapshot(table, namespaces, head)
         write_file(core, checkpoint_name(generation), pack_checkpoint(found))
         fresh.broken = False

@@ -33,7 +33,7 @@ from kvstore.tiers.ssd.table import BlockTable, Extent
 
 log: Final = logging.getLogger("kvstore.ssd")
 
-ENTRY_BYTES: Final = 450
+ENTRY_BYTES: Final = 330
 """What an entry of the header cache takes besides its tables: most of it, where extents are single small blocks."""
 SHARES_MAX: Final = 4096
 """Kinds of extents whose sizes are remembered."""
@@ -160,7 +160,10 @@ class Core:
     saved_bytes: int = 0
     """By coded slices of live blocks."""
     _shares: dict[tuple[int, int, int, int], tuple[int, int]] = field(default_factory=dict)
+    touched: bool = False
+    """Extents were used since the last checkpoint."""
     next_extent: int = 1
+    """Numbers of extents and their ages come from this one counter."""
     next_segment: int = 1
     open_segment: Segment | None = None
     closed: bool = False

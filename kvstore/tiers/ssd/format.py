@@ -46,7 +46,7 @@ the table of their lengths. Extent head::
     28      4     segment number
     32      8     extent number
     40      8     offset of the extent in the segment
-    48      8     age, grows with recency of writing
+    48      8     age, grows with recency of writing (and of use: the checkpoint has the latest)
     56      8     slice_bytes
     64      8     slice_stride
     72      4     header_bytes of a stored block

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -142,6 +142,17 @@ class BlockTable:
             self.extent_parent[row],
             self.extent_pages[row],
         )
+
+    def touch(self, handles: Sequence[int], age: int) -> int:
+        """Give the extents of blocks ages from ``age`` on, in order of their last naming; returns the next age."""
+        named = np.array([handle for handle in handles if self.alive(handle)], dtype=np.intp)
+        if not len(named):
+            return age
+        rows = np.frombuffer(self.block_extent, dtype=np.uint32)[named]
+        extents, backwards = np.unique(rows[::-1], return_index=True)
+        ages = np.frombuffer(self.extent_age, dtype=np.uint64)
+        ages[extents[np.argsort(-backwards)]] = np.arange(age, age + len(extents), dtype=np.uint64)
+        return age + len(extents)
 
     def drop_block(self, row: int) -> int:
         """Take a live block out and return its extent's row, which the caller frees when nothing in it lives."""

@@ -174,6 +174,13 @@ class SsdTier:
             if dead:
                 self._committer.submit(pack_drops(dead))
 
+    def touch(self, handles: Sequence[DiskHandle]) -> None:
+        """See ``DiskTier.touch``; an extent is as recent as the block of it that was used last."""
+        core = self._core
+        with core.lock:
+            core.next_extent = core.table.touch(handles, core.next_extent)
+            core.touched = True
+
     def lost(self) -> Sequence[tuple[DiskHandle, BlockKey]]:
         """See ``DiskTier.lost``."""
         core = self._core
