@@ -165,6 +165,19 @@ def quality(
 
 
 @app.command()
+def capacity(
+    host_mib: Annotated[int, typer.Option("--host-mib", help="Memory of HOST.", min=32)] = 256,
+    quick: QuickOption = False,
+    output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
+) -> None:
+    """How many tokens the same bytes of HOST hold, raw and under int8, as kvctl status counts them."""
+    from kvstore.tools.kvbench.capacity import run_capacity  # noqa: PLC0415 - brings numpy
+
+    _run(output, markdown, lambda _: run_capacity(64 if quick else host_mib))
+
+
+@app.command()
 def greedy(
     text: Annotated[
         list[Path] | None, typer.Argument(help="Texts that prompts are cut from, UTF-8; else Python's own library.")
