@@ -24,6 +24,10 @@ MARKS: Final = {
 }
 
 
+ARENA_ON_SMALL_PAGES: Final = "is on 4 KiB pages"
+"""Words of the daemon's warning, one for each such arena."""
+
+
 @dataclass(frozen=True, slots=True)
 class Daemon:
     """What the running daemon tells, for the probes; empty where none answers."""
@@ -47,12 +51,21 @@ def doctor(
     Exits with 1 if something should be mended.
     """
     daemon = _ask_daemon(call)
-    findings = [*daemon.findings, *_machine(daemon, ssd)]
+    findings = _told_once([*daemon.findings, *_machine(daemon, ssd)])
     if call.printer.for_people:
         _print(call.printer, findings)
     else:
         call.printer.json([asdict(finding) for finding in findings])
     return Exit.NO if any(f.level in (Level.WARN, Level.BAD) for f in findings) else Exit.OK
+
+
+def _told_once(findings: list[Finding]) -> list[Finding]:
+    """Without the daemon's warnings of single arenas on small pages, where the finding on huge pages says it of all.
+
+    Each of these names the pages of one arena, so the command of the last would undo that of the first.
+    """
+    said = any(finding.name == "huge pages" and finding.level is Level.WARN for finding in findings)
+    return [f for f in findings if not (said and f.name == "daemon" and ARENA_ON_SMALL_PAGES in f.sentence)]
 
 
 def _ask_daemon(call: Call) -> Daemon:

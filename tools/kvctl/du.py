@@ -26,7 +26,6 @@ def du(
     over = answer.ledger_bytes > answer.cap_bytes
     low = answer.filesystem_free_bytes < answer.free_floor_bytes
     if call.printer.for_people:
-        status = call.ask("Admin/Status", admin_pb2.StatusRequest(), admin_pb2.StatusResponse)
         live = sum(segment.live_bytes for segment in answer.segments)
         share = answer.ledger_bytes / answer.cap_bytes if answer.cap_bytes else 0.0
         used = f"{text.size(answer.ledger_bytes)} of {text.size(answer.cap_bytes)} ({share:.1%})"
@@ -36,7 +35,7 @@ def du(
                 ("directory", answer.directory),
                 ("used", _alarm(used, over)),
                 ("  live blocks", text.size(live)),
-                ("saved by lz4", text.size(status.counters["disk_coded_saved_bytes"])),
+                ("  saved by lz4", text.size(answer.coded_saved_bytes)),
                 ("  metadata", text.size(answer.metadata_bytes)),
                 ("  quarantine", text.size(answer.quarantine_bytes)),
                 ("fragmentation", f"{answer.fragmentation:.2f} of segment bytes are dead"),

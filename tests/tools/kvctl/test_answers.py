@@ -243,13 +243,15 @@ def test_compact_du_and_quarantine(kvctl, daemon):
     daemon.replies["Admin/Compact"] = admin_pb2.CompactResponse(segments=2, bytes_freed=1 << 20)
     assert "2 segments rewritten" in kvctl("compact", "--above", "0.5").out
     assert daemon.asked[-1][1].fragmentation == 0.5
-    usage = admin_pb2.DiskUsageResponse(directory="/var/x", cap_bytes=4 << 30, ledger_bytes=1 << 30)
+    usage = admin_pb2.DiskUsageResponse(
+        directory="/var/x", cap_bytes=4 << 30, ledger_bytes=1 << 30, coded_saved_bytes=3 << 20
+    )
     usage.segments.add(segment_id=7, file_bytes=100, live_bytes=25, blocks=1)
     daemon.replies["Admin/DiskUsage"] = usage
-    status = admin_pb2.StatusResponse(counters={"disk_coded_saved_bytes": 3 << 20})
-    daemon.replies["Admin/Status"] = status
     ran = kvctl("du", "--segments")
+    assert "saved by lz4" in ran.out
     assert "3 MiB" in ran.out
+    assert json.loads(kvctl("du", "--output", "json").out)["coded_saved_bytes"] == 3 << 20
     assert ran.code == Exit.OK
     assert "1 GiB of 4 GiB (25.0%)" in ran.out
     assert "75%" in ran.out

@@ -120,6 +120,18 @@ def test_doctor_repeats_what_the_daemon_warns_of(kvctl, daemon, tmp_path):
     assert "the disk fills first" in ran.out
 
 
+@pytest.mark.parametrize(("level", "times"), [(Level.WARN, 0), (Level.OK, 2)])
+def test_small_pages_are_told_once_with_the_pages_of_all_arenas(kvctl, daemon, monkeypatch, level, times):
+    names = ("kvstore-device", "kvstore-host")
+    warnings = [f"{name} is on 4 KiB pages, which halve the speed: sysctl vm.nr_hugepages=4" for name in names]
+    daemon.replies["Admin/Status"] = admin_pb2.StatusResponse(warnings=[*warnings, "Something else."])
+    daemon.replies["Admin/DiskUsage"] = admin_pb2.DiskUsageResponse()
+    monkeypatch.setattr(probes, "huge_pages", lambda _: probes.Finding("huge pages", level, "Arenas."))
+    found = kvctl("doctor", "-o", "json").json
+    assert sum("4 KiB pages" in finding["sentence"] for finding in found) == times
+    assert "Something else." in [finding["sentence"] for finding in found]
+
+
 def test_doctor_goes_on_when_the_daemon_refuses(kvctl, daemon):
     daemon.replies["Admin/Status"] = Unavailable("no daemon answers at x")
     assert "huge pages" in kvctl("doctor").out

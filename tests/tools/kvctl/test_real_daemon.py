@@ -178,6 +178,7 @@ def test_doctor_looks_at_the_daemons_folder(run, ask, keys, real_daemon):
     code, out, _ = run("doctor")
     assert code in (Exit.OK, Exit.NO)
     assert f"pid {real_daemon.pid}" in out
+    assert out.count("nr_hugepages=") <= 1
     assert "takes direct reads and writes" in out
 
 
