@@ -152,6 +152,8 @@ class DiskUsage:
     live_bytes: int = 0
     fragmentation: float = 0.0
     write_amplification: float = 1.0
+    coded_saved_bytes: int = 0
+    """Bytes that live blocks would take more if their slices were not coded."""
     segments: tuple[SegmentUsage, ...] = ()
 
 

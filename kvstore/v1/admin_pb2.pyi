@@ -417,7 +417,7 @@ class SegmentUsage(_message.Message):
     def __init__(self, segment_id: _Optional[int] = ..., file_bytes: _Optional[int] = ..., live_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., open: _Optional[bool] = ...) -> None: ...
 
 class DiskUsageResponse(_message.Message):
-    __slots__ = ("directory", "cap_bytes", "ledger_bytes", "free_floor_bytes", "filesystem_free_bytes", "quarantine_bytes", "metadata_bytes", "fragmentation", "write_amplification", "segments")
+    __slots__ = ("directory", "cap_bytes", "ledger_bytes", "free_floor_bytes", "filesystem_free_bytes", "quarantine_bytes", "metadata_bytes", "fragmentation", "write_amplification", "segments", "coded_saved_bytes")
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     CAP_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEDGER_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -428,6 +428,7 @@ class DiskUsageResponse(_message.Message):
     FRAGMENTATION_FIELD_NUMBER: _ClassVar[int]
     WRITE_AMPLIFICATION_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    CODED_SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     directory: str
     cap_bytes: int
     ledger_bytes: int
@@ -438,7 +439,8 @@ class DiskUsageResponse(_message.Message):
     fragmentation: float
     write_amplification: float
     segments: _containers.RepeatedCompositeFieldContainer[SegmentUsage]
-    def __init__(self, directory: _Optional[str] = ..., cap_bytes: _Optional[int] = ..., ledger_bytes: _Optional[int] = ..., free_floor_bytes: _Optional[int] = ..., filesystem_free_bytes: _Optional[int] = ..., quarantine_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., write_amplification: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[SegmentUsage, _Mapping]]] = ...) -> None: ...
+    coded_saved_bytes: int
+    def __init__(self, directory: _Optional[str] = ..., cap_bytes: _Optional[int] = ..., ledger_bytes: _Optional[int] = ..., free_floor_bytes: _Optional[int] = ..., filesystem_free_bytes: _Optional[int] = ..., quarantine_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., write_amplification: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[SegmentUsage, _Mapping]]] = ..., coded_saved_bytes: _Optional[int] = ...) -> None: ...
 
 class ListQuarantineRequest(_message.Message):
     __slots__ = ("empty",)

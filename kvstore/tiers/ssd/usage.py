@@ -27,6 +27,7 @@ def measure_usage(core: Core, quarantine: Quarantine) -> DiskUsage:
             live_bytes=live,
             fragmentation=1 - live / size if size else 0.0,
             write_amplification=(user + rewritten) / user if user else 1.0,
+            coded_saved_bytes=core.saved_bytes,
             segments=tuple(
                 SegmentUsage(one.number, one.file_bytes, one.live_bytes, one.blocks, one.open) for one in segments
             ),

@@ -88,6 +88,7 @@ def test_coded_blocks_come_back_in_less_space(end):
     again = open_tier(left)
     found = list(again.recover())
     assert (again.usage().live_bytes, again.state.counters["coded_saved_bytes"]) == (live, saved)
+    assert again.usage().coded_saved_bytes == saved
     assert check(again, found, blocks) == len(blocks)
     again.drop([one.handle for one in found])
     assert again.state.counters["coded_saved_bytes"] == 0
