@@ -134,7 +134,7 @@ def codec(
 def restart(
     directory: Annotated[Path, typer.Option("--directory", "-d", help="Fill a folder on this disk.")] = Path(),
     blocks: Annotated[str, typer.Option("--blocks", help="Numbers of blocks, apart by commas.")] = "250000,1000000",
-    chain: Annotated[int, typer.Option("--chain", help="Blocks of a chain: an extent.", min=1, max=64)] = 64,
+    run: Annotated[int, typer.Option("--run", help="Blocks written at a time, of chains of 64.", min=1, max=64)] = 64,
     quick: QuickOption = False,
     output: OutputOption = Format.TABLE,
     markdown: MarkdownOption = None,
@@ -143,7 +143,7 @@ def restart(
     from kvstore.tools.kvbench.restart import run_restart  # noqa: PLC0415
 
     counts = (10_000,) if quick else _numbers(blocks, "--blocks")
-    _run(output, markdown, lambda _: run_restart(directory, counts, chain))
+    _run(output, markdown, lambda _: run_restart(directory, counts, run))
 
 
 @app.command()
