@@ -241,11 +241,12 @@ def load_raw_query(pointer, row_inside, FORM: tl.constexpr):
 
 @triton.jit
 def load_int8_query(pointer, row_inside, FORM: tl.constexpr):
-    """Read a tile of queries as two fp16 halves of its channels, each row divided by a power of two to lie in -64..64.
+    """Read a tile of queries as two halves of its channels, each row divided by a power of two to lie in -64..64.
 
-    Returns the halves and the powers, [block_m]. Dividing loses nothing of fp16 or bf16 queries but what is 2**-30
-    of the row's largest, and keeps the product with a scale, which the codec bounds by 473, inside fp16's range, high
-    enough in it that what a second product corrects is not subnormal.
+    Returns the halves and the powers, [block_m]. The halves are fp16, or fp32 if the queries are: fp16 would cost those
+    4e-4 of the answer. Dividing loses nothing of fp16 or bf16 queries but what is 2**-30 of the row's largest, and
+    keeps the product with a scale, which the codec bounds by 473, inside fp16's range, high enough in it that what a
+    second product corrects is not subnormal.
     """
     half: tl.constexpr = FORM.head_dim // 2
     pairs = tl.arange(0, FORM.half_d)
@@ -254,7 +255,12 @@ def load_int8_query(pointer, row_inside, FORM: tl.constexpr):
     high = tl.load(pointer[:, None] + half + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))
     unit = tl.where(largest > 0.0, tl.exp2(tl.ceil(tl.log2(largest)) - QUERY_SHIFT), 1.0)
-    return (low / unit[:, None]).to(tl.float16), (high / unit[:, None]).to(tl.float16), unit
+    low /= unit[:, None]
+    high /= unit[:, None]
+    if pointer.dtype.element_ty != tl.float32:
+        low = low.to(tl.float16)
+        high = high.to(tl.float16)
+    return low, high, unit
 
 
 @triton.jit

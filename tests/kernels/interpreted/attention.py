@@ -23,7 +23,14 @@ TOLERANCE = {"float32": 5e-6, "float16": 1e-3, "bfloat16": 8e-3, "int8": 1e-5}
 """Relative to the answer's largest value: a few times the rounding of a weight to the dtype of the products; with int8,
 whose weights and queries are split into two numbers, a few times that of fp32."""
 
-FORMS = [("float32", "raw"), ("float16", "raw"), ("bfloat16", "raw"), ("float16", "int8"), ("bfloat16", "int8")]
+FORMS = [
+    ("float32", "raw"),
+    ("float16", "raw"),
+    ("bfloat16", "raw"),
+    ("float16", "int8"),
+    ("bfloat16", "int8"),
+    ("float32", "int8"),
+]
 
 
 @pytest.fixture(autouse=True)
