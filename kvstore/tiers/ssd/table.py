@@ -199,26 +199,30 @@ class BlockTable:
             pairs.sort()
         return found
 
-    def load_extents(self, columns: dict[str, NDArray[np.generic]], parents: memoryview) -> None:
-        """Fill the empty extent table from columns of a checkpoint; ``parents`` is 32 bytes an extent."""
-        for name in ("number", "age", "segment", "pages", "blocks", "space", "codec"):
-            column: array[int] = getattr(self, f"extent_{name}")
-            column.frombytes(columns[name].tobytes())
-        self.extent_page.frombytes((columns["offset"].astype(np.uint64) // PAGE_BYTES).astype(np.uint32).tobytes())
-        count = len(self.extent_number)
-        self.extent_live.frombytes(bytes(2 * count))
-        self.extent_committed.frombytes(b"\x01" * count)
-        self.extent_parent += [ROOT_PARENT if key == ROOT_PARENT else BlockKey(key) for key in _split(parents)]
-        self.extents = count
+    def load_blocks(self, extent: NDArray[np.uint32], position: NDArray[np.uint16], keys: NDArray[np.uint8]) -> None:
+        """Fill the empty block table. ``keys`` is uint8 [blocks, 32].
 
-    def load_blocks(self, extent: NDArray[np.uint32], position: NDArray[np.uint16], keys: memoryview) -> None:
-        """Fill the empty block table; extents are loaded before. ``keys`` is 32 bytes a block."""
+        It comes before ``load_extents``: most of the parents made there do not last, and what lasts should not lie
+        in between, or their memory stays.
+        """
         self.block_extent.frombytes(extent.tobytes())
         self.block_position.frombytes(position.tobytes())
         self.block_key += _split(keys)
         self.blocks = len(self.block_extent)
-        live = np.bincount(extent, minlength=len(self.extent_number)).astype(np.uint16)
-        self.extent_live = array("H", live.tobytes())
+
+    def load_extents(self, columns: dict[str, NDArray[np.generic]], parents: NDArray[np.uint8]) -> None:
+        """Fill the empty extent table from columns of a checkpoint; ``parents`` is uint8 [extents, 32]."""
+        for name in ("number", "age", "segment", "pages", "blocks", "space", "codec"):
+            column: array[int] = getattr(self, f"extent_{name}")
+            column.frombytes(columns[name].tobytes())
+        self.extent_page.frombytes((columns["offset"].astype(np.uint64) // PAGE_BYTES).astype(np.uint32).tobytes())
+        self.extents = count = len(self.extent_number)
+        live = np.bincount(np.array(self.block_extent, dtype=np.intp), minlength=count)
+        self.extent_live.frombytes(live.astype(np.uint16).tobytes())
+        self.extent_committed.frombytes(b"\x01" * count)
+        named = np.any(parents, axis=1)
+        others = iter(_split(parents[named]))
+        self.extent_parent += [next(others) if one else ROOT_PARENT for one in named.tolist()]
 
     def share_parents(self) -> None:
         """Let extents name their parents by the objects that live blocks have as keys, or by one object each."""
@@ -243,5 +247,5 @@ class BlockTable:
         return sum(column.__sizeof__() for column in columns)
 
 
-def _split(packed: memoryview) -> list[BlockKey]:
-    return [key for (key,) in _KEY.iter_unpack(packed)]
+def _split(packed: NDArray[np.uint8]) -> list[BlockKey]:
+    return [key for (key,) in _KEY.iter_unpack(packed.reshape(-1).data)]
