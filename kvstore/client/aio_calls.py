@@ -43,9 +43,10 @@ class AsyncCalls(ABC):
         keys: Sequence[BlockKey] = (),
         count: int = 0,
         durability: Durability | None = None,
+        standing: bool = False,
     ) -> ReserveResult:
         """See ``Cache``."""
-        return await self.run(self.operations.reserve(namespace_id, tier, keys, count, durability))
+        return await self.run(self.operations.reserve(namespace_id, tier, keys, count, durability, standing))
 
     async def commit(
         self,

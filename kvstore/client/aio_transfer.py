@@ -28,6 +28,7 @@ from kvstore.client.payloads import (
     slot_bytes,
     views_of,
 )
+from kvstore.client.standing import Out, StandingPlaces, answered, claimed
 from kvstore.client.state import GENERATION_SHIFT
 from kvstore.client.streaming import (
     WRITE_PART_BYTES,
@@ -53,6 +54,7 @@ class AsyncTransfer:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._idle: deque[OwnLease] = deque()
+        self._standing = StandingPlaces()
 
     async def put(self, namespace_id: NamespaceId, blocks: PutBlocks) -> CommitResult:
         """Store blocks; see ``Client.put``."""
@@ -66,34 +68,53 @@ class AsyncTransfer:
             return joined(results)
         plan = PutPlan.of(layout, blocks)
         under_way: asyncio.Task[CommitResult] | None = None
-        reserved: ReserveResult | None = None
+        out: Out = {}
         try:
             for batch, parts in plan.batches(client.options.buffer_bytes):
-                reserved = await client.reserve(
-                    namespace_id, Tier.HOST, keys=plan.keys(batch), durability=blocks.durability
-                )
+                reserved = await self._claim(namespace_id, batch.stop - batch.start, out)
                 for part in parts:
                     mine = part_of(reserved, part.start - batch.start, part.stop - batch.start)
                     written = await client.guarded("write", self._write(plan, part, mine), lambda: False)
                     if under_way is not None:
                         results.append(await under_way)
-                    commit = self._commit(namespace_id, plan, part, mine) if written else self._lost(part)
+                    commit = self._commit(namespace_id, plan, part, mine, out) if written else self._lost(part)
                     under_way = asyncio.create_task(commit)
             if under_way is not None:
                 results.append(await under_way)
         except KVStoreError:
-            await self._undo(under_way, reserved)
+            await self._undo(under_way, out)
             raise
         return joined(results)
 
-    async def _undo(self, under_way: asyncio.Task[CommitResult] | None, reserved: ReserveResult | None) -> None:
-        """Take the reply of a commit that was sent, and give back what was reserved and not committed."""
+    async def _claim(self, namespace_id: NamespaceId, count: int, out: Out) -> ReserveResult:
+        """Places for ``count`` blocks, entered in ``out``: idle ones, and new ones for what is missing."""
+        client = self._client
+        reserve = client.operations.reserve(namespace_id, Tier.HOST, (), count)
+        try:
+            _, generation = await client.connection()
+        except KVStoreError as error:
+            return client.fall_back(reserve.method, error, reserve.fallback)
+        places, busy = self._standing.take(generation, namespace_id, count), None
+        for tries_left in (1, 0):
+            if len(places) == count:
+                break
+            reserved = await client.reserve(namespace_id, Tier.HOST, count=count - len(places), standing=True)
+            places, busy = places + answered(reserved), reserved.busy
+            spare = self._standing.spare(namespace_id) if busy is not None and tries_left else []
+            if not spare:
+                break
+            await client.abort(spare)
+        places = [place for place in places if place.reservation_id >> GENERATION_SHIFT == client.generation]
+        out.update((place.reservation_id, place) for place in places)
+        return claimed(places, count, busy)
+
+    async def _undo(self, under_way: asyncio.Task[CommitResult] | None, out: Out) -> None:
+        """Take the reply of a commit that was sent, and give back what was not committed."""
         if under_way is not None:
             await asyncio.gather(under_way, return_exceptions=True)
-        ids = [number for number in reserved.reservation_ids if number] if reserved is not None else []
-        if ids:
+        if out:
             with contextlib.suppress(KVStoreError):
-                await self._client.abort(ids)
+                await self._client.abort(list(out))
 
     async def _write(self, plan: PutPlan, part: slice, reserved: ReserveResult) -> bool:
         pending = pending_of(reserved)
@@ -104,7 +125,7 @@ class AsyncTransfer:
         return True
 
     async def _commit(
-        self, namespace_id: NamespaceId, plan: PutPlan, part: slice, reserved: ReserveResult
+        self, namespace_id: NamespaceId, plan: PutPlan, part: slice, reserved: ReserveResult, out: Out
     ) -> CommitResult:
         entries = plan.entries(part, reserved)
         if not entries:
@@ -113,6 +134,12 @@ class AsyncTransfer:
         committed = await self._client.commit(
             namespace_id, entries, token_ids=tokens, durability=plan.blocks.durability
         )
+        places = [out.pop(entry.reservation_id) for entry in entries]
+        surplus = self._standing.settle(
+            namespace_id, places, committed, plan.places_max(self._client.options.buffer_bytes)
+        )
+        if surplus:
+            self._client.post(self._client.operations.abort(surplus))
         return part_result(reserved, committed)
 
     async def _lost(self, part: slice) -> CommitResult:

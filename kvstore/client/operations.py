@@ -104,6 +104,7 @@ class Operations:
         keys: Sequence[BlockKey],
         count: int,
         durability: Durability | None = None,
+        standing: bool = False,
     ) -> Operation[ReserveResult]:
         """Cache/Reserve; a failed cache is full."""
         size = len(keys) or max(count, 0)
@@ -124,6 +125,7 @@ class Operations:
                 keys=b"".join(keys),
                 count=count,
                 durability=0 if durability is None else int(durability),  # type: ignore[arg-type]
+                standing=standing,
             ),
             cache_pb2.ReserveResponse,
             parse,

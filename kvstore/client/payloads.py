@@ -94,7 +94,7 @@ class PutPlan:
 
     def batches(self, room_bytes: int) -> list[tuple[slice, list[slice]]]:
         """Parts by the reservation that they share: as many blocks as half of a buffer of ``room_bytes`` holds."""
-        blocks = max(1, room_bytes // 2 // self.layout.raw_stored_bytes)
+        blocks = self.places_max(room_bytes)
         found: list[tuple[slice, list[slice]]] = []
         for part in self.parts:
             whole, parts = found[-1] if found else (slice(0, 0), [])
@@ -103,6 +103,10 @@ class PutPlan:
             else:
                 found.append((part, [part]))
         return found
+
+    def places_max(self, room_bytes: int) -> int:
+        """Blocks that half of a buffer of ``room_bytes`` holds, 1 at least; the other half is for cold reads."""
+        return max(1, room_bytes // 2 // self.layout.raw_stored_bytes)
 
     def keys(self, part: slice) -> Sequence[BlockKey]:
         """Keys of a part."""

@@ -43,9 +43,10 @@ class SyncCalls(ABC):
         keys: Sequence[BlockKey] = (),
         count: int = 0,
         durability: Durability | None = None,
+        standing: bool = False,
     ) -> ReserveResult:
         """See ``Cache``."""
-        return self.run(self.operations.reserve(namespace_id, tier, keys, count, durability))
+        return self.run(self.operations.reserve(namespace_id, tier, keys, count, durability, standing))
 
     def commit(
         self,

@@ -34,6 +34,7 @@ from kvstore.client.payloads import (
     slot_bytes,
     views_of,
 )
+from kvstore.client.standing import Out, StandingPlaces, answered, claimed
 from kvstore.client.state import GENERATION_SHIFT, ClientState, KnownNamespace
 from kvstore.client.streaming import (
     WRITE_PART_BYTES,
@@ -75,6 +76,7 @@ class Transfer:
         self._client = client
         self._lock = threading.Lock()
         self._idle: deque[OwnLease] = deque()
+        self._standing = StandingPlaces()
 
     # ------------------------------------------------------------ put
 
@@ -86,36 +88,56 @@ class Transfer:
         plan = PutPlan.of(layout, blocks)
         results: list[CommitResult] = []
         under_way: Callable[[], CommitResult] | None = None
-        reserved: ReserveResult | None = None
+        out: Out = {}
         try:
             for batch, parts in plan.batches(self._client.options.buffer_bytes):
-                reserved = self._client.reserve(
-                    namespace_id, Tier.HOST, keys=plan.keys(batch), durability=blocks.durability
-                )
+                reserved = self._claim(namespace_id, batch.stop - batch.start, out)
                 for part in parts:
                     mine = part_of(reserved, part.start - batch.start, part.stop - batch.start)
                     written = self._guarded("write", partial(self._write, plan, part, mine), lambda: False)
                     if under_way is not None:
                         begun, under_way = under_way, None
                         results.append(begun())
-                    under_way = self._commit(namespace_id, plan, part, mine) if written else partial(_lost, part)
+                    under_way = self._commit(namespace_id, plan, part, mine, out) if written else partial(_lost, part)
             if under_way is not None:
                 begun, under_way = under_way, None
                 results.append(begun())
         except KVStoreError:
-            self._undo(under_way, reserved)
+            self._undo(under_way, out)
             raise
         return joined(results)
 
-    def _undo(self, under_way: Callable[[], CommitResult] | None, reserved: ReserveResult | None) -> None:
-        """Take the reply of a commit that was sent, and give back what was reserved and not committed."""
+    def _claim(self, namespace_id: NamespaceId, count: int, out: Out) -> ReserveResult:
+        """Places for ``count`` blocks, entered in ``out``: idle ones, and new ones for what is missing."""
+        client = self._client
+        reserve = client.operations.reserve(namespace_id, Tier.HOST, (), count)
+        try:
+            _, generation = client.connection()
+        except KVStoreError as error:
+            return client.fall_back(reserve.method, error, reserve.fallback)
+        places, busy = self._standing.take(generation, namespace_id, count), None
+        for tries_left in (1, 0):
+            if len(places) == count:
+                break
+            reserved = client.reserve(namespace_id, Tier.HOST, count=count - len(places), standing=True)
+            places, busy = places + answered(reserved), reserved.busy
+            spare = self._standing.spare(namespace_id) if busy is not None and tries_left else []
+            if not spare:
+                break
+            client.abort(spare)
+        # A connection that was made meanwhile has none of those that were idle.
+        places = [place for place in places if place.reservation_id >> GENERATION_SHIFT == client.generation]
+        out.update((place.reservation_id, place) for place in places)
+        return claimed(places, count, busy)
+
+    def _undo(self, under_way: Callable[[], CommitResult] | None, out: Out) -> None:
+        """Take the reply of a commit that was sent, and give back what was not committed."""
         if under_way is not None:
             with contextlib.suppress(KVStoreError):
                 under_way()
-        ids = [number for number in reserved.reservation_ids if number] if reserved is not None else []
-        if ids:
+        if out:
             with contextlib.suppress(KVStoreError):
-                self._client.abort(ids)
+                self._client.abort(list(out))
 
     def _write(self, plan: PutPlan, part: slice, reserved: ReserveResult) -> bool:
         pending = pending_of(reserved)
@@ -126,7 +148,7 @@ class Transfer:
         return True
 
     def _commit(
-        self, namespace_id: NamespaceId, plan: PutPlan, part: slice, reserved: ReserveResult
+        self, namespace_id: NamespaceId, plan: PutPlan, part: slice, reserved: ReserveResult, out: Out
     ) -> Callable[[], CommitResult]:
         """Send the commit of a part; the function waits for it."""
         entries = plan.entries(part, reserved)
@@ -135,7 +157,17 @@ class Transfer:
         tokens = plan.tokens([part.start + i for i, o in enumerate(reserved.outcomes) if o is Outcome.PENDING])
         operation = self._client.operations.commit(namespace_id, entries, tokens, plan.blocks.durability, None)
         finish = self._client.begin(operation)
-        return lambda: part_result(reserved, finish())
+
+        def end() -> CommitResult:
+            committed = finish()
+            places = [out.pop(entry.reservation_id) for entry in entries]
+            keep = plan.places_max(self._client.options.buffer_bytes)
+            surplus = self._standing.settle(namespace_id, places, committed, keep)
+            if surplus:
+                self._client.post(self._client.operations.abort(surplus))
+            return part_result(reserved, committed)
+
+        return end
 
     def _upload(self, namespace_id: NamespaceId, plan: PutPlan) -> CommitResult:
         def upload(part: slice) -> CommitResult:

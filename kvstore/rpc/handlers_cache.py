@@ -80,7 +80,15 @@ def reserve(ctx: CallContext, request: cache_pb2.ReserveRequest) -> cache_pb2.Re
         raise InvalidArgument("count", request.count, f"at most {BATCH_KEYS_MAX}")
     keys = convert.keys_of(request.keys, empty=True)
     durability = convert.enum_of("durability", request.durability, Durability) if request.durability else None
-    result = ctx.store.reserve(ctx.session, namespace, tier, keys=keys, count=request.count, durability=durability)
+    result = ctx.store.reserve(
+        ctx.session,
+        namespace,
+        tier,
+        keys=keys,
+        count=request.count,
+        durability=durability,
+        standing=request.standing,
+    )
     reply = cache_pb2.ReserveResponse()
     reply.outcomes.extend(result.outcomes)  # type: ignore[arg-type]
     reply.reservation_ids.extend(result.reservation_ids)

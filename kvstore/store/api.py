@@ -121,11 +121,15 @@ class Cache(Protocol):
         keys: Sequence[BlockKey] = (),
         count: int = 0,
         durability: Durability | None = None,
+        standing: bool = False,
     ) -> ReserveResult:
         """Claim places to write: on DEVICE, or (for HOST) in this session's buffer; by keys, or a count of tail blocks.
 
         ``durability`` is what the commit will ask for (None: what the policy says). With DURABLE a resident key is HIT
         only if it is durable already; else it gets a place, and its commit makes it durable.
+
+        ``standing`` places (a count, for HOST) outlive their commit: once it has answered they are reserved again under
+        the same ids, until abort or the session's end, so that a writer need not reserve for each batch.
 
         The bytes to write at a DEVICE place are raw slices at ``raw_slice_stride``; at a buffer place, slices under the
         place's codec at the place's stride. The place belongs to the caller until commit, abort or the session's end.

@@ -261,7 +261,11 @@ class Commit:
                 self._tenancy.free_reserved(reservation)
             return
         reservation.copy.advance(Event.FAIL)
-        self._tenancy.free_reserved(reservation)
+        if reservation.standing and not reservation.session.ended:
+            reservation.copy.advance(Event.RESERVE)
+            self._state.owners.add_reservation(reservation)
+        else:
+            self._tenancy.free_reserved(reservation)
         if copy.state is not CopyState.READY:
             copy.advance(Event.FAIL)
             if copy.place != NONE:

@@ -78,9 +78,12 @@ class EmbeddedCache:
         keys: Sequence[BlockKey] = (),
         count: int = 0,
         durability: Durability | None = None,
+        standing: bool = False,
     ) -> ReserveResult:
         """See ``Cache.reserve``."""
-        return self.store.reserve(self.session_id, namespace_id, tier, keys=keys, count=count, durability=durability)
+        return self.store.reserve(
+            self.session_id, namespace_id, tier, keys=keys, count=count, durability=durability, standing=standing
+        )
 
     def commit(
         self,

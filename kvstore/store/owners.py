@@ -42,6 +42,8 @@ class Reservation:
     area: Area
     copy: Copy
     key: BlockKey | None = None
+    standing: bool = False
+    """Reserved again once it was committed."""
 
     @property
     def tier(self) -> Tier:

@@ -63,7 +63,7 @@ class Put:
         self._durably = durably
         self._queue_writes = queue_writes
 
-    def reserve(
+    def reserve(  # noqa: PLR0913  the arguments of Cache.reserve
         self,
         session_id: SessionId,
         namespace_id: NamespaceId,
@@ -71,6 +71,8 @@ class Put:
         keys: Sequence[BlockKey],
         count: int,
         durability: Durability | None = None,
+        *,
+        standing: bool = False,
     ) -> ReserveResult:
         """See ``Cache.reserve``.
 
@@ -82,6 +84,8 @@ class Put:
         state = self._state
         validate.check_tier(tier, [t for t in (Tier.DEVICE, Tier.HOST) if t in state.arenas])
         validate.check_reserve(keys, count)
+        if standing and (keys or tier is not Tier.HOST):
+            raise InvalidArgument("standing", standing, "False, unless places are reserved by count and for HOST")
         entries: Sequence[BlockKey | None] = keys or [None] * count
         with state.locked() as book:
             session = state.owners.session(session_id)
@@ -100,7 +104,7 @@ class Put:
                 if slot != NONE and not (durable and not self._durably.is_durable(slot)):
                     claims.add(Outcome.HIT)
                 elif claims.busy is None:
-                    self._claim(claims, session, namespace, tier, key)
+                    self._claim(claims, session, namespace, tier, key, standing)
                 else:
                     claims.add(Outcome.BUSY)
             refused = claims.outcomes.count(Outcome.BUSY)
@@ -108,7 +112,15 @@ class Put:
                 self._movement.space.wake(tier, refused * namespace.layout.device_bytes)
         return ReserveResult(tuple(claims.outcomes), tuple(claims.ids), tuple(claims.places), claims.busy)
 
-    def _claim(self, claims: _Claims, session: Session, namespace: Namespace, tier: Tier, key: BlockKey | None) -> None:
+    def _claim(
+        self,
+        claims: _Claims,
+        session: Session,
+        namespace: Namespace,
+        tier: Tier,
+        key: BlockKey | None,
+        standing: bool,
+    ) -> None:
         state, layout = self._state, namespace.layout
         nbytes = layout.device_bytes if tier is Tier.DEVICE else layout.layers * layout.raw_slice_stride
         if state.draining:
@@ -129,7 +141,7 @@ class Put:
         area = Area.DEVICE if tier is Tier.DEVICE else Area.BUFFER
         copy = Copy(tier, nbytes, place=offset)
         copy.advance(Event.RESERVE)
-        reservation = Reservation(ReservationId(state.owners.next_id()), session, namespace, area, copy, key)
+        reservation = Reservation(ReservationId(state.owners.next_id()), session, namespace, area, copy, key, standing)
         state.owners.add_reservation(reservation)
         if area is Area.DEVICE:
             state.reserved_bytes += nbytes

@@ -163,7 +163,7 @@ class Store:
         """See ``Cache.match``."""
         return self._get.match(session, namespace_id, keys)
 
-    def reserve(
+    def reserve(  # noqa: PLR0913  the arguments of Cache.reserve
         self,
         session: SessionId,
         namespace_id: NamespaceId,
@@ -172,9 +172,10 @@ class Store:
         keys: Sequence[BlockKey] = (),
         count: int = 0,
         durability: Durability | None = None,
+        standing: bool = False,
     ) -> ReserveResult:
         """See ``Cache.reserve``."""
-        return self._put.reserve(session, namespace_id, tier, keys, count, durability)
+        return self._put.reserve(session, namespace_id, tier, keys, count, durability, standing=standing)
 
     def commit(
         self,

@@ -92,6 +92,7 @@ RULES: dict[str, list[Bad]] = {
         Bad(HUGE32, also=(("keys", b""),)),
     ],
     "ReserveRequest.durability": [Bad(99, field="durability")],
+    "ReserveRequest.standing": [Bad(True, field="standing")],
     "CommitRequest.namespace_id": NAMESPACE,
     "CommitRequest.reservation_ids": [
         Bad([], field="reservation_ids"),

@@ -1,0 +1,100 @@
+"""Places in the session's buffer that stay reserved from one put to the next, so that a put is one call.
+
+A place is *out* while a put writes to it or the daemon copies from it, else it lies here. Both clients use this; it
+does no I/O. What it hands back to be aborted is the caller's to abort.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstore.client.state import GENERATION_SHIFT
+from kvstore.core.types import Busy, NamespaceId, Outcome, Place, Reason, ReservationId, Tier
+from kvstore.store.api import CommitResult, ReserveResult
+
+
+class Standing(NamedTuple):
+    """One place and the id that commits it."""
+
+    reservation_id: ReservationId
+    place: Place
+
+
+Out = dict[ReservationId, Standing]
+"""Places that one put uses now."""
+
+
+class StandingPlaces:
+    """The idle places of one client, all of one connection and one namespace. The lock guards every field."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._namespace = NamespaceId(b"")
+        self._idle: list[Standing] = []
+        self._doubtful: list[ReservationId] = []
+
+    def take(self, generation: int, namespace_id: NamespaceId, count: int) -> list[Standing]:
+        """As many as ``count`` places of this connection; those of another one are gone and forgotten."""
+        with self._lock:
+            if generation != self._generation:
+                self._generation = generation
+                self._idle.clear()
+                self._doubtful.clear()
+            if namespace_id != self._namespace:
+                return []
+            taken, self._idle = self._idle[:count], self._idle[count:]
+            return taken
+
+    def settle(
+        self, namespace_id: NamespaceId, places: Sequence[Standing], committed: CommitResult, keep: int
+    ) -> list[ReservationId]:
+        """The commit of these places has ended: they are idle again, ``keep`` of all at most. Returns ids to abort.
+
+        Those of another namespace go first: what is idle here is missing where cold reads land.
+        """
+        ids = [place.reservation_id for place in places]
+        with self._lock:
+            if not ids or ids[0] >> GENERATION_SHIFT != self._generation:
+                return []
+            if Reason.DROPPED in committed.reasons:
+                # No answer: the daemon may still copy from them.
+                self._doubtful += ids
+                return []
+            surplus: list[Standing] = []
+            if namespace_id != self._namespace:
+                surplus, self._idle, self._namespace = self._idle, [], namespace_id
+            self._idle += places
+            surplus += self._idle[keep:]
+            del self._idle[keep:]
+            return [place.reservation_id for place in surplus]
+
+    def spare(self, namespace_id: NamespaceId) -> list[ReservationId]:
+        """Ids that a put in this namespace may have aborted when it finds no room: they are no longer here."""
+        with self._lock:
+            found, self._doubtful = self._doubtful, []
+            if namespace_id != self._namespace:
+                found += [place.reservation_id for place in self._idle]
+                self._idle = []
+            return found
+
+
+def answered(reserved: ReserveResult) -> list[Standing]:
+    """The places of a Reserve's answer."""
+    pairs = zip(reserved.reservation_ids, reserved.places, strict=True)
+    return [Standing(number, place) for number, place in pairs if number and place is not None]
+
+
+def claimed(places: Sequence[Standing], count: int, busy: Busy | None) -> ReserveResult:
+    """What a Reserve of ``count`` would have answered that found these places and no more."""
+    short = count - len(places)
+    if short and busy is None:
+        busy = Busy(Tier.HOST, 0, 0, 0, Reason.NO_SPACE)
+    return ReserveResult(
+        (Outcome.PENDING,) * len(places) + (Outcome.BUSY,) * short,
+        (*[place.reservation_id for place in places], *[ReservationId(0)] * short),
+        (*[place.place for place in places], *[None] * short),
+        busy if short else None,
+    )

@@ -1,0 +1,181 @@
+"""put uses the same places of the buffer again and again, and gives them up to those who need them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from kvstore.client import AsyncClient, Client, ClientOptions
+from kvstore.client.standing import Standing, StandingPlaces, answered, claimed
+from kvstore.client.state import GENERATION_SHIFT
+from kvstore.core.errors import Unavailable
+from kvstore.core.namespace import BlockLayout
+from kvstore.core.types import Area, Busy, NamespaceId, Outcome, Place, Reason, ReservationId, Tier
+from kvstore.store.api import CommitResult, ReserveResult
+from tests.client.harness import DaemonProcess, blocks_of, chain, payload, small_spec
+
+A, B = NamespaceId(bytes(32)), NamespaceId(bytes([1]) * 32)
+LAYOUT = BlockLayout.of(small_spec())
+HIT = CommitResult((Outcome.HIT,), (Reason.NONE,), (False,), (None,))
+LOST = CommitResult((Outcome.MISS,), (Reason.DROPPED,), (False,), (None,))
+_salts = itertools.count()
+
+
+@pytest.fixture
+def spec():
+    return small_spec(salt=f"standing {next(_salts)}".encode())
+
+
+def places(*numbers, generation=1):
+    return [
+        Standing(ReservationId(generation << GENERATION_SHIFT | n), Place(Area.BUFFER, 4096 * n, 64)) for n in numbers
+    ]
+
+
+def ids(*numbers, generation=1):
+    return [place.reservation_id for place in places(*numbers, generation=generation)]
+
+
+def test_what_is_idle_is_taken_first_come_first_served():
+    pool = StandingPlaces()
+    assert pool.take(1, A, 2) == []
+    assert pool.settle(A, places(1, 2, 3), HIT, 8) == []
+    assert pool.take(1, A, 2) == places(1, 2)
+    assert pool.take(1, A, 2) == places(3)
+    assert pool.take(1, A, 2) == []
+
+
+def test_no_more_is_kept_than_asked_and_none_of_another_namespace():
+    pool = StandingPlaces()
+    pool.take(1, A, 1)
+    assert pool.settle(A, places(1, 2, 3), HIT, 2) == ids(3)
+    assert pool.take(1, B, 5) == []
+    assert pool.settle(B, places(4), HIT, 2) == ids(1, 2)
+    assert pool.spare(B) == []
+    assert pool.spare(A) == ids(4)
+    assert pool.take(1, B, 1) == []
+
+
+def test_places_of_a_lost_connection_are_forgotten():
+    pool = StandingPlaces()
+    pool.take(1, A, 1)
+    pool.settle(A, places(1, 2), HIT, 8)
+    assert pool.take(2, A, 2) == []
+    assert pool.settle(A, places(3), HIT, 8) == []
+    assert pool.take(2, A, 2) == []
+
+
+def test_places_without_an_answer_are_not_used_again_but_aborted_when_room_is_short():
+    pool = StandingPlaces()
+    pool.take(1, A, 1)
+    assert pool.settle(A, places(1), LOST, 8) == []
+    assert pool.take(1, A, 1) == []
+    assert pool.spare(A) == ids(1)
+    assert pool.spare(A) == []
+
+
+def test_places_read_as_what_one_reserve_would_have_answered():
+    reserved = ReserveResult(
+        (Outcome.PENDING, Outcome.BUSY), (ReservationId(5), ReservationId(0)), (places(1)[0].place, None)
+    )
+    found = answered(reserved)
+    assert [place.reservation_id for place in found] == [5]
+    busy = Busy(Tier.HOST, 10, 0, 0)
+    assert claimed(found, 2, busy) == ReserveResult(reserved.outcomes, reserved.reservation_ids, reserved.places, busy)
+    assert claimed(found, 1, busy).busy is None
+    assert claimed(found, 2, None).busy == Busy(Tier.HOST, 0, 0, 0, Reason.NO_SPACE)
+
+
+def reserves(client, monkeypatch):
+    """Counts of places that were asked for, call by call."""
+    asked, make = [], client.operations.reserve
+    monkeypatch.setattr(
+        client.operations,
+        "reserve",
+        lambda *a, **k: (asked.append(a[3]) if a[5:] == (True,) else None) or make(*a, **k),
+    )
+    return asked
+
+
+def test_a_client_reserves_once_for_many_puts(daemon, spec, monkeypatch):
+    with Client(str(daemon.socket), ClientOptions(strict=True)) as client:
+        opened = client.open_namespace(spec)
+        asked = reserves(client, monkeypatch)
+        chains = [chain(opened.namespace_id, 3, seed=seed)[0] for seed in range(4)]
+        for keys in chains:
+            assert client.put(opened.namespace_id, blocks_of(LAYOUT, keys)).outcomes == (Outcome.HIT,) * 3
+        assert asked == [3]
+        got = [client.get(opened.namespace_id, keys) for keys in chains]
+        assert [[bytes(p) for p in one.payloads] for one in got] == [
+            [payload(LAYOUT, k) for k in keys] for keys in chains
+        ]
+
+
+def test_another_namespace_gets_the_room(daemon, monkeypatch):
+    one, other = (small_spec(salt=f"standing room {n}".encode()) for n in range(2))
+    room = 2 * 3 * LAYOUT.raw_stored_bytes
+    with Client(str(daemon.socket), ClientOptions(strict=True, buffer_bytes=room)) as client:
+        opened = [client.open_namespace(spec).namespace_id for spec in (one, other)]
+        asked = reserves(client, monkeypatch)
+        for namespace in (*opened, *opened):
+            keys, _ = chain(namespace, 7)
+            done = client.put(namespace, blocks_of(LAYOUT, keys))
+            assert done.outcomes == (Outcome.HIT,) * 7
+        assert asked
+        keys, _ = chain(opened[0], 7)
+        got = client.get(opened[0], keys)
+        assert [bytes(p) for p in got.payloads] == [payload(LAYOUT, key) for key in keys]
+
+
+def test_a_put_after_a_restart_finds_new_places(tmp_path, spec):
+    daemon = DaemonProcess(tmp_path)
+    daemon.start()
+    try:
+        with Client(str(daemon.socket), ClientOptions()) as client:
+            opened = client.open_namespace(spec)
+            keys, _ = chain(opened.namespace_id, 2)
+            assert client.put(opened.namespace_id, blocks_of(LAYOUT, keys)).outcomes == (Outcome.HIT,) * 2
+            daemon.kill()
+            assert client.put(opened.namespace_id, blocks_of(LAYOUT, keys)).outcomes == (Outcome.MISS,) * 2
+            daemon.start()
+            assert client.wait_ready(20)
+            assert client.put(opened.namespace_id, blocks_of(LAYOUT, keys)).outcomes == (Outcome.HIT,) * 2
+            assert client.match(opened.namespace_id, keys).matched == 2
+    finally:
+        daemon.stop()
+
+
+def test_a_put_that_raises_leaves_nothing_reserved(daemon, spec, monkeypatch):
+    with Client(str(daemon.socket), ClientOptions(strict=True)) as client:
+        opened = client.open_namespace(spec)
+        keys, _ = chain(opened.namespace_id, 2)
+        aborted, abort = [], client.abort
+        monkeypatch.setattr(client, "abort", lambda numbers: aborted.append(abort(numbers)))
+
+        def fail(generation):
+            raise Unavailable("no memory")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "memory_at", fail)
+            with pytest.raises(Unavailable):
+                client.put(opened.namespace_id, blocks_of(LAYOUT, keys))
+        assert aborted == [2]
+        assert client.put(opened.namespace_id, blocks_of(LAYOUT, keys)).outcomes == (Outcome.HIT,) * 2
+
+
+def test_the_asyncio_client_reserves_once_too(daemon, spec, monkeypatch):
+    async def run():
+        async with AsyncClient(str(daemon.socket), ClientOptions(strict=True)) as client:
+            opened = await client.open_namespace(spec)
+            asked = reserves(client, monkeypatch)
+            for seed in range(3):
+                keys, _ = chain(opened.namespace_id, 2, seed=seed)
+                done = await client.put(opened.namespace_id, blocks_of(LAYOUT, keys))
+                assert done.outcomes == (Outcome.HIT,) * 2
+                got = await client.get(opened.namespace_id, keys)
+                assert [bytes(p) for p in got.payloads] == [payload(LAYOUT, key) for key in keys]
+            assert asked == [2]
+
+    asyncio.run(run())
