@@ -1,9 +1,10 @@
 """One run of the GPU's checks and benchmarks, and its tables as text and as markdown."""
 
+import json
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 import triton
@@ -11,7 +12,10 @@ import triton
 from kvstore.kernels.gpu_bench import Row, Sizes, benchmarks, sizes_for
 from kvstore.kernels.gpu_cases import AttentionCase, Check, Checked, checks
 
-__all__ = ["Report", "find_device", "full_cases", "measure", "small_cases"]
+__all__ = ["Report", "Work", "find_device", "from_json", "full_cases", "measure", "small_cases", "to_json"]
+
+CHECKS_SHARE = 0.6
+"""Of the time there is, after which no further check starts, so that figures are measured whatever compiling takes."""
 
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -23,14 +27,20 @@ def find_device() -> torch.device | None:
 
 @dataclass
 class Report:
-    """What a run found. ``left_out`` says what the deadline did not allow."""
+    """What a run found. ``left_out`` says what the deadline did not allow.
+
+    ``lost`` is set when the device answers no more, as after an access outside memory: nothing else can run in this
+    process then. ``groups`` are the groups of figures that have begun.
+    """
 
     card: str
     software: str
     checked: list[Checked] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
     left_out: str = ""
     seconds: float = 0.0
+    lost: bool = False
 
     @property
     def passed(self) -> bool:
@@ -109,33 +119,66 @@ def small_cases() -> list[AttentionCase]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What to run: attention cases and sizes of benchmarks, the full ones where None, or no benchmarks at all."""
+
+    cases: list[AttentionCase] | None = None
+    sizes: Sizes | None = None
+    benchmarks: bool = True
+
+
 def measure(
     device: torch.device,
     *,
     deadline: float,
-    benchmarks: bool = True,
+    work: Work = Work(),  # noqa: B008  (frozen)
     say: Callable[[str], None] = lambda text: None,
-    cases: list[AttentionCase] | None = None,
-    sizes: Sizes | None = None,
+    before: Report | None = None,
 ) -> Report:
     """Run the checks, then the benchmarks; nothing new starts after ``deadline`` (of ``time.monotonic``).
 
-    A check that raises is a failed check, and the others still run. ``cases`` and ``sizes`` default to the full ones.
+    A check that raises is a failed check, and the others still run, unless the device is lost. ``before`` is what a
+    process that lost the device had found: it is not run again.
     """
     begin = time.monotonic()
-    report = Report(
-        _card(device), f"torch {torch.__version__}, triton {triton.__version__}, {platform.python_version()}"
-    )
-    for check in checks(full_cases() if cases is None else cases):
+    software = f"torch {torch.__version__}, triton {triton.__version__}, {platform.python_version()}"
+    report = before or Report(_card(device), software)
+    report.lost, spent = False, report.seconds
+    found = checks(full_cases() if work.cases is None else work.cases)
+    _run_checks(report, device, begin + CHECKS_SHARE * (deadline - begin), say, list(found))
+    if work.benchmarks and not report.lost:
+        _measure_speed(report, device, deadline, say, work.sizes or sizes_for(device))
+    report.seconds = spent + time.monotonic() - begin
+    return report
+
+
+def _run_checks(
+    report: Report,
+    device: torch.device,
+    deadline: float,
+    say: Callable[[str], None],
+    found: list[Check],
+) -> None:
+    done = {check.name for check in report.checked}
+    wanted = [check for check in found if check.name not in done]
+    for index, check in enumerate(wanted):
         if time.monotonic() > deadline:
-            report.left_out = f"Out of time at check: {check.name}."
-            break
+            report.left_out = f"Out of time at check: {check.name}; {len(wanted) - index} checks were not run."
+            return
         say(f"check {check.name}")
         report.checked.append(run_check(check, device))
-    if benchmarks and not report.left_out:
-        _measure_speed(report, device, deadline, say, sizes or sizes_for(device))
-    report.seconds = time.monotonic() - begin
-    return report
+        if report.checked[-1].trouble and not answers(device):
+            report.lost = True
+            return
+
+
+def answers(device: torch.device) -> bool:
+    """Whether the device still works: a wild access, say, ends all that a process may do with it."""
+    try:
+        return int(torch.ones(1, dtype=torch.int32, device=device).sum().item()) == 1
+    except RuntimeError:
+        return False
 
 
 def run_check(check: Check, device: torch.device) -> Checked:
@@ -154,16 +197,46 @@ def first_line(error: Exception) -> str:
 def _measure_speed(
     report: Report, device: torch.device, deadline: float, say: Callable[[str], None], sizes: Sizes
 ) -> None:
-    for name, measure_group in benchmarks(device, sizes):
+    for name, measure_group in _groups(report, device, sizes):
+        report.groups.append(name)
         try:
             for row in measure_group():
                 report.rows.append(row)
                 say(f"{row.bench} {row.case}: {scaled(row.value, row.unit)}")
                 if time.monotonic() > deadline:
-                    report.left_out = f"Out of time after: {row.bench}, {row.case}."
+                    report.left_out = f"{report.left_out} Out of time after: {row.bench}, {row.case}.".strip()
                     return
         except Exception as error:  # noqa: BLE001  (the other figures are wanted all the same)
-            report.checked.append(Checked(f"figures of {name}", float("nan"), 0.0, first_line(error)))
+            _note(report, name, device, error)
+            if report.lost:
+                return
+
+
+def _groups(report: Report, device: torch.device, sizes: Sizes) -> list[tuple[str, Callable[[], Iterator[Row]]]]:
+    """The groups that have not begun; none when the copy that all are measured against can not be made."""
+    try:
+        return [group for group in benchmarks(device, sizes) if group[0] not in report.groups]
+    except Exception as error:  # noqa: BLE001  (what the checks found is wanted all the same)
+        _note(report, "the device copy", device, error)
+        report.lost = False  # a fresh process would only lose it again
+        return []
+
+
+def _note(report: Report, name: str, device: torch.device, error: Exception) -> None:
+    report.checked.append(Checked(f"figures of {name}", float("nan"), 0.0, first_line(error)))
+    report.lost = not answers(device)
+
+
+def to_json(report: Report) -> str:
+    """A report as text, for the process that goes on after the device was lost."""
+    return json.dumps(asdict(report))
+
+
+def from_json(text: str) -> Report:
+    """The report of ``to_json``."""
+    found = json.loads(text)
+    checked, rows = found.pop("checked"), found.pop("rows")
+    return Report(**found, checked=[Checked(**check) for check in checked], rows=[Row(**row) for row in rows])
 
 
 def _card(device: torch.device) -> str:

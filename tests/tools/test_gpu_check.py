@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -43,6 +44,18 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(gpu_check, "NEEDED", ("numpy", "no_such_package"))
     assert gpu_check.main([]) == gpu_check.EXIT_MISSING
     assert capsys.readouterr().out.startswith("missing: no_such_package")
+
+
+def test_another_process_is_told_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def note(command: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+        assert Path(command[command.index("--go-on") + 1]).read_text() == "found"
+        assert command[:2] == [sys.executable, str(ROOT / "tools/gpu_check.py")]
+        assert command[-5:] == ["--seconds", "12.5", "--markdown", "out.md", "--checks-only"]
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(subprocess, "run", note)
+    parsed = argparse.Namespace(markdown=Path("out.md"), checks_only=True)
+    assert gpu_check.go_on("found", 12.5, parsed) == 7
 
 
 class FakeReport:

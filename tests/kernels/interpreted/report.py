@@ -11,7 +11,7 @@ import torch
 from kvstore.kernels import gpu_bench, gpu_cases, gpu_report
 from kvstore.kernels.gpu_bench import Row, Sizes
 from kvstore.kernels.gpu_cases import AttentionCase, Check, Checked, attention_error, checks
-from kvstore.kernels.gpu_report import Report, measure, small_cases
+from kvstore.kernels.gpu_report import Report, Work, from_json, measure, small_cases, to_json
 from kvstore.kernels.layout import SliceGeometry
 from kvstore.kernels.triton_launch import interpreted
 
@@ -109,19 +109,81 @@ def test_what_raises_is_a_failure_and_the_rest_is_run(monkeypatch: pytest.Monkey
 
 def test_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_report, "benchmarks", lambda device, sizes: groups(ROWS, None))
-    report = measure(CPU, deadline=time.monotonic() - 1, cases=small_cases())
-    assert report.rows == []
+    report = measure(CPU, deadline=time.monotonic() - 1, work=Work(small_cases(), TINY))
+    assert report.rows == ROWS[:1]
     assert not report.passed
     assert "Out of time at check: decode" in report.table()
+    assert "checks were not run. Out of time after: copy, plain." in report.table()
     late = Report("card", "software", [Checked("x", 0.0, 0.0)])
     gpu_report._measure_speed(late, CPU, time.monotonic() - 1, lambda text: None, TINY)
     assert late.rows == ROWS[:1]
     assert late.left_out == "Out of time after: copy, plain."
 
 
+def test_checks_leave_time_for_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(gpu_report.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(gpu_report, "checks", lambda cases: [Check(str(i), 0.5, lambda d: 0) for i in range(100)])
+    monkeypatch.setattr(gpu_report, "benchmarks", lambda device, sizes: groups(ROWS, None))
+    report = measure(CPU, deadline=50, work=Work(sizes=TINY))
+    assert 20 < len(report.checked) < 40
+    assert report.rows == ROWS
+    assert f"{100 - len(report.checked)} checks were not run" in report.left_out
+
+
+def test_another_process_goes_on_where_the_device_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def outcome(name: str) -> Callable[[torch.device], float]:
+        def check(device: torch.device) -> float:
+            ran.append(name)
+            if name == "two":
+                raise RuntimeError("an illegal memory access was encountered")
+            return 0.0
+
+        return check
+
+    monkeypatch.setattr(
+        gpu_report, "checks", lambda cases: [Check(name, 0.5, outcome(name)) for name in ("one", "two", "three")]
+    )
+    monkeypatch.setattr(gpu_report, "benchmarks", lambda device, sizes: groups(ROWS, ValueError("wild")))
+    monkeypatch.setattr(gpu_report, "answers", lambda device: False)
+    deadline = time.monotonic() + 1000
+    first = measure(CPU, deadline=deadline, work=Work(sizes=TINY))
+    assert first.lost
+    assert (ran, first.rows) == (["one", "two"], [])
+    second = measure(CPU, deadline=deadline, work=Work(sizes=TINY), before=from_json(to_json(first)))
+    assert second.lost
+    assert (ran, second.rows) == (["one", "two", "three"], ROWS[:1])
+    third = measure(CPU, deadline=deadline, work=Work(sizes=TINY), before=from_json(to_json(second)))
+    assert not third.lost
+    assert (ran[3:], third.rows) == ([], ROWS)
+    assert [check.name for check in third.checked] == ["one", "two", "three", "figures of first"]
+    assert third.seconds >= second.seconds >= first.seconds
+
+
+def test_no_figures_without_the_copy_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: torch.device, sizes: Sizes) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
+        raise RuntimeError("no graphs here")
+
+    monkeypatch.setattr(gpu_report, "checks", lambda cases: [Check("one", 0.5, lambda d: 0)])
+    monkeypatch.setattr(gpu_report, "benchmarks", fail)
+    report = measure(CPU, deadline=time.monotonic() + 1000, work=Work(sizes=TINY))
+    assert [check.trouble for check in report.checked] == ["", "RuntimeError: no graphs here"]
+
+
+def test_a_device_that_works_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*arguments: object, **options: object) -> torch.Tensor:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    assert gpu_report.answers(CPU)
+    monkeypatch.setattr(torch, "ones", lose)
+    assert not gpu_report.answers(CPU)
+
+
 @pytest.mark.slow
 def test_a_whole_run() -> None:
-    report = measure(CPU, deadline=time.monotonic() + 1000, cases=small_cases(), sizes=TINY)
+    report = measure(CPU, deadline=time.monotonic() + 1000, work=Work(small_cases(), TINY))
     assert report.passed
     assert len(report.rows) > 20
     assert not report.left_out
