@@ -24,7 +24,7 @@ def quarantine(
     answer = call.ask("Admin/ListQuarantine", request, admin_pb2.ListQuarantineResponse)
     if call.printer.for_people:
         rows = [(e.file, text.size(e.bytes), text.short_key(e.key), e.cause) for e in answer.entries]
-        call.printer.table(columns("~File|>Bytes|Key|~Cause"), rows)
+        call.printer.table(columns("File|>Bytes|?Key|~Cause"), rows)
         if not rows:
             call.printer.talk("nothing is quarantined")
         elif answer.emptied:

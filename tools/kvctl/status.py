@@ -10,7 +10,7 @@ from rich.text import Text
 from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
-from kvstore.tools.kvctl.options import TIER_NAMES
+from kvstore.tools.kvctl.options import TIER_NAMES, TIER_WORDS
 from kvstore.tools.output import Printer, columns
 from kvstore.v1 import admin_pb2
 
@@ -37,7 +37,7 @@ def status(
         _moves(printer, answer)
         printer.line()
         _recovery(printer, answer)
-        for warning in answer.warnings:
+        for warning in [*_failed_checks(answer), *answer.warnings]:
             printer.whole_line(Text.assemble(("! ", "bold yellow"), (warning, "yellow")))
         if counters:
             rows = [(name, text.count(answer.counters[name])) for name in sorted(answer.counters)]
@@ -117,6 +117,15 @@ def _moves(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
         for tier in answer.tiers
     ]
     printer.table(columns("Tier|>Promoted|>Demoted|>Evicted|>Removed|~Backing"), rows)
+
+
+def _failed_checks(answer: admin_pb2.StatusResponse) -> list[str]:
+    """Copies that failed a check since the daemon began: nothing else in this answer would tell of them."""
+    failed = sum(answer.counters.get(f"{word}_quarantined", 0) for word in TIER_WORDS)
+    if not failed:
+        return []
+    copies = "1 copy" if failed == 1 else f"{text.count(failed)} copies"
+    return [f"{copies} of blocks failed a check and will not be served: kvctl quarantine, then kvctl verify"]
 
 
 def _recovery(printer: Printer, answer: admin_pb2.StatusResponse) -> None:

@@ -86,6 +86,15 @@ def test_status_in_trouble(kvctl, status):
     assert "Counter" not in ran.out
 
 
+def test_copies_that_failed_a_check_are_told(kvctl, status):
+    assert "failed a check" not in kvctl("status").out
+    status.counters["ssd_quarantined"] = 1
+    words = "of blocks failed a check and will not be served: kvctl quarantine, then kvctl verify"
+    assert f"! 1 copy {words}" in kvctl("status").out.splitlines()
+    status.counters["host_quarantined"], status.counters["device_quarantined"] = 2000, 300
+    assert f"! 2,301 copies {words}" in kvctl("status").out.splitlines()
+
+
 def test_status_without_a_disk_tells_of_no_recovery(kvctl, status):
     status.recovery.mode = "off"
     assert "Recovered" not in kvctl("status").out
