@@ -162,7 +162,7 @@ def _shape_rows(model: Model, shape: Shape, data: Bytes, plan: Plan) -> Iterator
     for threads in plan.threads:
         set_threads(threads)
         # All in the same rounds: what int8 takes of fp16's time must not depend on when each was measured.
-        runs = {"in order": lambda: native.read_all(data[:BANDWIDTH_BYTES])}
+        runs: dict[str, Callable[[], object]] = {"in order": lambda: native.read_all(data[:BANDWIDTH_BYTES])}
         for codec, (query, batch) in cases.items():
             runs |= _runs(query, batch, codec, plan.level)
         times = take_turns(runs, repeats)
@@ -203,21 +203,21 @@ def _rows(figure: Figure, fp16: Figure, level: str | None) -> Iterator[Row]:
     }
     yield shared | {
         "case": figure.name,
-        "value": round(figure.took * 1e3, 3),
+        "value": round(figure.took * 1e3, 6),
         "unit": "ms",
-        "limit": round(figure.limit * 1e3, 3),
+        "limit": round(figure.limit * 1e3, 6),
         "limit_unit": f"ms {figure.limit_name}",
         "target": TARGETS[figure.codec],
         # Torch knows no int8 cache: its routes stand once, beside fp16.
-        "peers": {name: round(took * 1e3, 3) for name, took in figure.peers.items()} if figure is fp16 else {},
+        "peers": {name: round(took * 1e3, 6) for name, took in figure.peers.items()} if figure is fp16 else {},
     }
     for joined in (True, False):
         name, took = bench_torch.best(figure.peers, joined=joined)
         yield shared | {
             "case": f"{figure.name}, over {name}",
-            "value": round(took / figure.took, 3),
+            "value": round(took / figure.took, 4),
             "unit": "times",
-            "limit": round(took / figure.limit, 3),
+            "limit": round(took / figure.limit, 4),
             "limit_unit": "times, all that memory allows",
             "target": ">= 3 times",
             "peers": {},
@@ -225,9 +225,9 @@ def _rows(figure: Figure, fp16: Figure, level: str | None) -> Iterator[Row]:
     if figure is not fp16:
         yield shared | {
             "case": f"{figure.name}, time over that of fp16",
-            "value": round(figure.took / fp16.took, 3),
+            "value": round(figure.took / fp16.took, 4),
             "unit": "x",
-            "limit": round(figure.limit / fp16.limit, 3),
+            "limit": round(figure.limit / fp16.limit, 4),
             "limit_unit": "x, to read the bytes",
             "target": "<= 0.75 x",
             "peers": {},

@@ -158,6 +158,20 @@ void check_attention(const kv::Level& level, const Problem& problem, std::mt1993
     }
 }
 
+// Codes, and what is decoded from them, are the same bytes on every level.
+void check_codec(const kv::Level& level, const kv::Shape& shape, std::mt19937& random) {
+    Bytes raw = raw_slice(shape, random);
+    kv::Shape coded_shape = shape;
+    coded_shape.format = kv::Format::int8;
+    std::vector<Bytes> coded(2, Bytes(shape.heads * kv::head_bytes(coded_shape))), back(2, Bytes(raw.size()));
+    const kv::Level* const both[] = {&level, kv::portable_level()};
+    for (int i = 0; i < 2; ++i) {
+        expect(kv::quantise(*both[i], {shape, raw.data(), 0, coded[i].data(), 0, 1}), "quantise accepts finite values");
+        kv::dequantise(*both[i], {shape, back[i].data(), 0, coded[0].data(), 0, 1});
+    }
+    expect(coded[0] == coded[1] && back[0] == back[1], std::string(level.name) + ": the codec's bytes are the portable ones");
+}
+
 void check_level(const kv::Level& level, unsigned seed) {
     std::mt19937 random(seed);
     using kv::Format;
@@ -166,6 +180,8 @@ void check_level(const kv::Level& level, unsigned seed) {
                                        Problem{{1, 40, 32, format}, 5, 2, 70, 20}, Problem{{1, 250, 250, format}, 2, 1, 251, 0},
                                        Problem{{3, 128, 64, format}, 8, 12, 300, 0}, Problem{{2, 32, 64, format}, 4, 1, 8500, 0}})
             check_attention(level, problem, random);
+    for (const Format format : {Format::fp16, Format::bf16, Format::fp32})
+        for (const kv::Shape& shape : {kv::Shape{2, 34, 6, format}, kv::Shape{1, 128, 64, format}}) check_codec(level, shape, random);
     kv::Shape shape{2, 34, 6, Format::fp32};
     Bytes raw = raw_slice(shape, random), coded(2 * kv::head_bytes({2, 34, 6, Format::int8}));
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 7e4f}) {
@@ -191,7 +207,9 @@ void check_memory() {
         for (std::uint8_t& byte : from) byte = static_cast<std::uint8_t>(random());
         const std::uint32_t crc = kv::copy_crc32c(to.data(), from.data(), size, 0);
         expect(from == to && crc == kv::crc32c(from.data(), size, 0), "copy copies and sums");
-        kv::read_all(from.data(), size);
+        const std::size_t half = size / 2 / 8 * 8;  // apart, the tail of a block below 8 bytes would be left out
+        expect(kv::read_blocks({{from.data() + half, size - half}, {from.data(), half}}) == kv::read_all(from.data(), size),
+               "blocks are read to their ends, in any order");
     }
     for (const std::size_t size : {5000u, 400001u}) {
         const std::size_t slices = 3, blocks = 2, span = slices * size;
@@ -236,9 +254,11 @@ int main() {
     std::vector<std::thread> callers;
     for (int caller = 0; caller < 3; ++caller)
         callers.emplace_back([] {
+            std::mt19937 random(7);
             for (int round = 0; round < 50; ++round) check_merge();
-            Bytes data(std::size_t{5} << 20);
-            kv::read_all(data.data(), data.size());
+            for (const kv::Level* level : levels())
+                check_attention(*level, {{2, 32, 64, kv::Format::int8}, 4, 1, 2500, 0}, random);
+            check_memory();
         });
     for (int round = 0; round < 20; ++round) kv::set_thread_count(1 + round % 4);
     for (std::thread& caller : callers) caller.join();

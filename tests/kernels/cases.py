@@ -18,7 +18,8 @@ QUERY_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32":
 class Case:
     """What to draw. Lists have one entry a sequence; ``memory`` holds the slices that a batch points into.
 
-    ``spread`` multiplies every ninth channel of K, as a few channels of real keys are wide.
+    ``spread`` multiplies every ninth channel of K, as a few channels of real keys are wide. ``distinct`` is how many
+    full blocks are drawn at most; a table then names them again, which no kernel may notice.
     """
 
     kv_heads: int = 2
@@ -32,6 +33,7 @@ class Case:
     layers: int = 2
     keep: float = 1.0
     spread: float = 1.0
+    distinct: int | None = None
     seed: int = 0
     memory: list[np.ndarray] = field(default_factory=list)
 
@@ -45,12 +47,18 @@ class Case:
         width = max(1, max(-(-context // self.block_tokens) for context in self.contexts) + 1)
         addresses = np.zeros((len(self.contexts), width), np.int64)
         starts = np.full(addresses.shape, -7, np.int32)
+        full: list[int] = []
         for sequence, context in enumerate(self.contexts):
             chosen = [s for s in range(0, context, self.block_tokens) if rng.random() < self.keep]
             columns = rng.permutation(width)[: len(chosen)]
             for column, start in zip(columns, chosen, strict=True):
-                addresses[sequence, column] = self._block(rng, context - start)
                 starts[sequence, column] = start
+                if context - start >= self.block_tokens and len(full) == self.distinct:
+                    addresses[sequence, column] = rng.choice(full)
+                    continue
+                addresses[sequence, column] = self._block(rng, context - start)
+                if context - start >= self.block_tokens:
+                    full.append(int(addresses[sequence, column]))
         offsets = np.concatenate([[0], np.cumsum(self.queries)]).astype(np.int32)
         shape = (int(offsets[-1]), self.kv_heads * self.group, self.head_dim)
         query = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(QUERY_DTYPES[self.dtype])

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kvstore.kernels import attention_torch, native
 from kvstore.kernels.attention import merge, paged_attention
@@ -88,27 +90,56 @@ def test_prefill_masks_by_position(dtype: str, codec: str, changes: dict[str, ob
     run(case, plain_options(48, **changes))
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_random_geometry(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    dtype, codec = FORMS[seed % len(FORMS)]
-    group = int(rng.integers(1, 9))
-    sequences = int(rng.integers(1, 4))
-    contexts = tuple(int(c) for c in rng.integers(1, 300, sequences))
+@st.composite
+def geometries(draw: st.DrawFn, elements_max: int) -> tuple[Case, dict[str, object], int]:
+    """Draw a case, options and a layer: each side over its whole range, at most ``elements_max`` elements of K in all.
+
+    1-64 query heads in groups of 1-8, heads of 32-256, contexts of 1-10,000, tables in random order with holes, windows
+    and soft caps; where all of a row's blocks are left out, or its window holds none, the row is fully masked.
+    """
+    dtype, codec = draw(st.sampled_from(FORMS))
+    head_dim = 2 * draw(st.integers(16, 128)) if codec == "int8" else draw(st.integers(32, 256))
+    group = draw(st.integers(1, 8))
+    heads = draw(st.integers(1, max(1, min(64 // group, elements_max // (512 * head_dim)))))
+    longest = min(10_000, elements_max // (heads * head_dim))
+    sizes = draw(st.lists(st.integers(1, longest), min_size=1, max_size=3))
+    contexts = tuple(max(1, size // len(sizes)) for size in sizes)
     case = Case(
-        kv_heads=max(1, int(rng.integers(1, 65)) // group),
+        kv_heads=heads,
         group=group,
-        head_dim=2 * int(rng.integers(16, 129)),
-        block_tokens=int(rng.choice([16, 32, 64, 64, 64, 128])),
+        head_dim=head_dim,
+        block_tokens=draw(st.sampled_from([16, 32, 64, 64, 64, 128])),
         dtype=dtype,
         codec=codec,
         contexts=contexts,
-        queries=tuple(int(rng.integers(1, min(c, 5) + 1)) for c in contexts),
-        keep=float(rng.choice([1.0, 0.6, 0.2])),
-        seed=seed,
+        queries=tuple(draw(st.integers(1, min(context, 5))) for context in contexts),
+        keep=draw(st.sampled_from([1.0, 0.6, 0.2, 0.0])),
+        distinct=6,
+        seed=draw(st.integers(0, 1 << 32)),
     )
-    window = int(rng.integers(1, 300)) if seed % 3 == 0 else None
-    run(case, plain_options(case.head_dim, window=window), layer=int(rng.integers(0, 2)))
+    window = draw(st.none() | st.integers(1, max(contexts)))
+    soft_cap = draw(st.none() | st.floats(0.5, 30.0))
+    return case, {"window": window, "soft_cap": soft_cap}, draw(st.integers(0, 1))
+
+
+GEOMETRY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+@settings(GEOMETRY, max_examples=30, derandomize=True)
+@given(geometries(1 << 20))
+def test_random_geometry(drawn: tuple[Case, dict[str, object], int]) -> None:
+    case, options, layer = drawn
+    run(case, plain_options(case.head_dim, **options), layer=layer)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(GEOMETRY, max_examples=300)
+@given(geometries(1 << 23))
+def test_random_geometry_at_length(drawn: tuple[Case, dict[str, object], int]) -> None:
+    """Other cases each time; ``--hypothesis-seed`` repeats them."""
+    case, options, layer = drawn
+    run(case, plain_options(case.head_dim, **options), layer=layer)
 
 
 @pytest.mark.parametrize("spread", [4.0, 12.0, 40.0])
