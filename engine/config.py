@@ -32,7 +32,7 @@ class EngineConfig:
                         DEVICE by the engine: they are raw for as long as they are there. Where DEVICE is too small for
                         the windows of all requests, requests are preempted, and the last one uses private memory
     ``device_codec``    of full blocks on DEVICE, "raw" or "int8"; None leaves it to ``policy``. With "int8" a block is
-                        encoded when it is full, so the raw recent window is the open block and there can be no other
+                        encoded when it is committed: once it has left the recent window, or its request ends
     """
 
     token_budget: int = 512
@@ -60,12 +60,8 @@ class EngineConfig:
                 raise InvalidArgument(f"config.{name}", getattr(self, name), "0 or more")
         if self.device not in ("auto", "cpu", "cuda"):
             raise InvalidArgument("config.device", repr(self.device), "auto, cpu or cuda")
-        policy = self.policy_asked
-        if self.recent_raw_tokens and policy is not None and policy.device_codec != "raw":
-            raise InvalidArgument(
-                "config.recent_raw_tokens", self.recent_raw_tokens,
-                "0 with device_codec int8, which encodes each block on DEVICE as soon as it is full",
-            )  # fmt: skip
+        # A wrong device_codec is refused here, and not when the namespace is opened.
+        _ = self.policy_asked
         if not 0 <= self.retry_s[0] <= self.retry_s[1]:
             raise InvalidArgument("config.retry_s", self.retry_s, "two times in seconds, the shorter one first")
 
@@ -77,6 +73,12 @@ class EngineConfig:
         # A computation in another dtype gives other bits, even where K and V are rounded to the same one.
         extra = canonical_json({**json.loads(spec.extra or "{}"), "compute_dtype": spec.dtype})
         return replace(kept, dtype=self.kv_dtype, extra=extra)
+
+    @property
+    def open_tokens(self) -> int:
+        """Last tokens of a sequence whose full blocks are not committed yet, since that would encode them."""
+        policy = self.policy_asked
+        return self.recent_raw_tokens if policy is not None and policy.device_codec != "raw" else 0
 
     @property
     def policy_asked(self) -> NamespacePolicy | None:

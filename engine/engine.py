@@ -77,9 +77,7 @@ class Engine:
         self._spec = self._config.spec_for(model.spec)
         self._link = CacheLink(cache, self._spec, self._config, clock or MonotonicClock())
         self._link.attach()
-        self._blocks = BlockManager(
-            self._link, self._spec, self._config.private_bytes, self.counters, self._config.recent_raw_tokens
-        )
+        self._blocks = BlockManager(self._link, self._spec, self._config, self.counters)
         self._scheduler = Scheduler(self._config, self._blocks, self._link, self.counters)
         self._runner = ModelRunner(model, self._link.device)
         self._next_id = 1

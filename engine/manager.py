@@ -17,11 +17,12 @@ from kvstore.core.keys import chain_keys
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, Outcome, Place, ReservationId, Target, Tier
 from kvstore.engine.blocks import Block, BlockState
+from kvstore.engine.config import EngineConfig
 from kvstore.engine.counters import Counters
 from kvstore.engine.jobs import Jobs, MoveJob, PrefixJob, leading_hits
 from kvstore.engine.link import CacheLink
 from kvstore.engine.memory import PrivatePool
-from kvstore.engine.sealing import Sealing
+from kvstore.engine.sealing import Sealing, first_within
 from kvstore.engine.sequence import Sequence
 from kvstore.store.api import FetchResult
 
@@ -40,19 +41,19 @@ class Room:
 class BlockManager:
     """Places for the K and V of all sequences of one engine.
 
-    Blocks wholly within the last ``recent_tokens`` computed tokens of a sequence are not moved out of DEVICE.
+    Blocks wholly within the last ``config.recent_raw_tokens`` computed tokens of a sequence are not moved out of
+    DEVICE, and not sealed either where that would encode them.
     """
 
-    def __init__(
-        self, link: CacheLink, spec: NamespaceSpec, private_bytes: int, counters: Counters, recent_tokens: int = 0
-    ) -> None:
+    def __init__(self, link: CacheLink, spec: NamespaceSpec, config: EngineConfig, counters: Counters) -> None:
         self._link = link
         self._tokens = spec.block_tokens
         self._layout = BlockLayout.of(spec)
-        self._pool = PrivatePool(self._layout, private_bytes, link.device)
+        self._pool = PrivatePool(self._layout, config.private_bytes, link.device)
         self._counters = counters
         self._registry: dict[BlockKey, Block] = {}
-        self._recent_tokens = recent_tokens
+        self._recent_tokens = config.recent_raw_tokens
+        self._open_tokens = config.open_tokens
         self._sequences: set[Sequence] = set()
         self._stuck = False
         self.jobs = Jobs(link)
@@ -150,15 +151,22 @@ class BlockManager:
 
     def seal(self, sequences: Iterable[Sequence]) -> None:
         """Commit the blocks that have become full; a sequence whose block was refused goes back to compute it again."""
+        self._seal(sequences, self._open_tokens)
+
+    def _seal(self, sequences: Iterable[Sequence], open_tokens: int) -> None:
         if self._link.up:
-            self._drop(Sealing(self._link, self._registry, self._counters, self._tokens).run(sequences))
+            self._drop(Sealing(self._link, self._registry, self._counters, self._tokens).run(sequences, open_tokens))
 
     def release(self, sequence: Sequence) -> None:
-        """Give up all that the sequence holds. What it committed stays in the cache."""
-        blocks = sequence.table.blocks
-        self._sequences.discard(sequence)
-        sequence.restart()
-        self._drop(blocks)
+        """Give up all that the sequence holds. Its full blocks stay in the cache."""
+        try:
+            if self._open_tokens:
+                self._seal([sequence], 0)
+        finally:
+            blocks = sequence.table.blocks
+            self._sequences.discard(sequence)
+            sequence.restart()
+            self._drop(blocks)
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """The link was lost: drop everything that was pinned through it. Sequences in private memory keep theirs."""
@@ -297,7 +305,7 @@ class BlockManager:
         kept: set[Block] = set()
         if self._recent_tokens:
             for sequence in self._sequences:
-                first = -(-max(0, sequence.computed - self._recent_tokens) // self._tokens)
+                first = first_within(sequence.computed, self._recent_tokens, self._tokens)
                 kept.update(sequence.table.blocks[first:])
         return kept
 

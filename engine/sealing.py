@@ -30,6 +30,11 @@ class _Candidate:
     entry: CommitEntry
 
 
+def first_within(computed: int, window: int, block_tokens: int) -> int:
+    """Index of the first block that lies wholly within the last ``window`` of ``computed`` tokens."""
+    return -(-max(0, computed - window) // block_tokens)
+
+
 class Sealing:
     """Commits full blocks; ``registry`` is the manager's, by key."""
 
@@ -39,22 +44,25 @@ class Sealing:
         self._counters = counters
         self._tokens = block_tokens
 
-    def run(self, sequences: Iterable[Sequence]) -> list[Block]:
-        """Seal what is full; returns blocks that sequences no longer use, for the manager to drop. Raises LinkLost."""
+    def run(self, sequences: Iterable[Sequence], open_tokens: int = 0) -> list[Block]:
+        """Seal what is full, but for blocks wholly within the last ``open_tokens`` tokens of their sequence.
+
+        Returns blocks that sequences no longer use, for the manager to drop. Raises LinkLost.
+        """
         waiting = list(sequences)
         spare: list[Block] = []
         while waiting:
-            spare += self._one_commit(waiting)
-            waiting = [sequence for sequence in waiting if self._full_blocks(sequence)]
+            spare += self._one_commit(waiting, open_tokens)
+            waiting = [sequence for sequence in waiting if self._full_blocks(sequence, open_tokens)]
         return spare
 
-    def _one_commit(self, sequences: list[Sequence]) -> list[Block]:
+    def _one_commit(self, sequences: list[Sequence], open_tokens: int) -> list[Block]:
         """Seal each sequence up to a block whose key another one commits at the same time."""
         spare: list[Block] = []
         new: list[_Candidate] = []
         claimed: set[BlockKey] = set()
         for sequence in sequences:
-            for candidate in self._full_blocks(sequence):
+            for candidate in self._full_blocks(sequence, open_tokens):
                 if candidate.entry.key in claimed:
                     break
                 if candidate.entry.key in self._registry:
@@ -64,11 +72,12 @@ class Sealing:
                     new.append(candidate)
         return spare + self._commit(new) if new else spare
 
-    def _full_blocks(self, sequence: Sequence) -> list[_Candidate]:
+    def _full_blocks(self, sequence: Sequence, open_tokens: int) -> list[_Candidate]:
         """The sequence's blocks to seal, parents first. Their keys are put into the table."""
         table, size = sequence.table, self._tokens
         found: list[_Candidate] = []
-        for index in range(table.sealed, sequence.computed // size):
+        end = min(sequence.computed // size, first_within(sequence.computed, open_tokens, size))
+        for index in range(table.sealed, end):
             block = table.blocks[index]
             if block.reservation is None:
                 break

@@ -52,16 +52,23 @@ def salted(pair: Pair, number: int) -> Pair:
     return replace(pair, model=replace(pair.model, spec=spec))
 
 
+WINDOW = {"codec": "int8", "device_codec": "int8", "raw_layers": (0, 1, 2), "recent_raw_tokens": 64}
+"""Blocks are committed late, when they leave the window or their request ends. All layers raw: the tokens are exact."""
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("mode", "stride"), [("lost-before", 1), ("lost-after", 2), ("silent", 2)])
+@pytest.mark.parametrize(
+    ("mode", "stride", "settings"),
+    [("lost-before", 1, {}), ("lost-after", 2, {}), ("silent", 2, {}), ("lost-before", 3, WINDOW)],
+)
 def test_any_call_may_be_the_last_of_its_session(
-    pair: Pair, expected: list[tuple[int, ...]], store: Store, mode: str, stride: int
+    pair: Pair, expected: list[tuple[int, ...]], store: Store, mode: str, stride: int, settings: dict[str, object]
 ) -> None:
     fail_at = 0
     while True:
         fail_at += stride
         cache = FlakyCache(store, fail_at, mode=mode)
-        engine = make_engine(salted(pair, fail_at), cache)
+        engine = make_engine(salted(pair, fail_at), cache, **settings)
         answers = engine.generate(PROMPTS, GREEDY)
         failed = cache.failed
         again = engine.generate(PROMPTS[:1], GREEDY)

@@ -31,7 +31,7 @@ def test_logits_equal_transformers(family: str) -> None:
     pair = build_pair(family)
     config, params = EngineConfig(), SamplingParams()
     link = CacheLink(None, pair.model.spec, config, ManualClock())
-    blocks = BlockManager(link, pair.model.spec, 1 << 24, Counters())
+    blocks = BlockManager(link, pair.model.spec, EngineConfig(private_bytes=1 << 24), Counters())
     runner = ModelRunner(pair.model)
     sequences = [
         Sequence(RequestId(i), random_prompt(i, length), length, params, Sampler(params), 0)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import Area, Codec, Tier
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
+from kvstore.engine.link import LinkLost
 from kvstore.engine.sampling import SamplingParams
+from kvstore.store.embedded import EmbeddedCache
 from tests.engine.families import build_pair, random_prompt
-from tests.engine.stores import Sizes, clear_tier, open_cache, open_store
+from tests.engine.stores import Sizes, clear_tier, open_cache, open_store, pinned_bytes
 
 GREEDY = SamplingParams(tokens_max=16, ignore_eos=True)
 
@@ -116,11 +120,93 @@ def test_a_long_request_runs_over_int8_on_device() -> None:
     assert engine.counters.blocks_private == 0
 
 
-def test_int8_on_device_and_a_raw_window_exclude_one_another() -> None:
-    with pytest.raises(InvalidArgument, match="recent_raw_tokens"):
-        EngineConfig(codec="int8", device_codec="int8", recent_raw_tokens=64)
+def test_a_wrong_device_codec_is_named() -> None:
     with pytest.raises(InvalidArgument, match="device_codec"):
         EngineConfig(device_codec="int4")
+
+
+WINDOW = EngineConfig(token_budget=128, codec="int8", device_codec="int8", recent_raw_tokens=128)
+
+
+@pytest.mark.parametrize("device", [6, 24])
+def test_int8_on_device_with_a_raw_window(device: int) -> None:
+    pair = build_pair("llama")
+    spec, prompt = WINDOW.spec_for(pair.model.spec), random_prompt(6, 700)
+    seen = []
+    with open_store(spec, Sizes(device=device, host=16)) as store, open_cache(store) as cache:
+        engine = Engine(pair.model, cache, WINDOW)
+        engine.add_request(prompt, GREEDY)
+        while engine.has_work:
+            engine.step()
+            for sequence in engine._scheduler:
+                first = -(-max(0, sequence.computed - 128) // 64)
+                blocks = sequence.table.blocks
+                assert all(block.codec is Codec.INT8 for block in blocks[:first])
+                assert all(b.area is Area.DEVICE and b.codec is Codec.RAW for b in blocks[first:])
+                seen.append(len(blocks))
+        # What the window held is committed at the end, and so found by the next request.
+        (warm,) = engine.generate([prompt], GREEDY)
+        engine.close()
+    assert max(seen) == 12
+    assert sum(warm.cached_tokens.values()) == 640
+    assert warm.tokens[0] == pair.greedy(prompt, 1)[0]
+    assert engine.counters.blocks_private == 0
+    assert set(pinned_bytes(store).values()) == {0}
+
+
+def test_a_raw_window_of_everything_gives_the_tokens_of_raw_blocks() -> None:
+    pair = build_pair("llama")
+    config = replace(WINDOW, recent_raw_tokens=4096)
+    prompt = random_prompt(7, 300)
+    with open_store(config.spec_for(pair.model.spec), Sizes(device=8, host=16)) as store, open_cache(store) as cache:
+        engine = Engine(pair.model, cache, config)
+        (cold,) = engine.generate([prompt], GREEDY)
+        engine.close()
+    assert cold.tokens == pair.greedy(prompt, 16)
+    assert engine.counters.blocks_sealed == 4
+
+
+def test_a_preempted_request_finds_what_its_window_held() -> None:
+    pair = build_pair("llama")
+    config = replace(WINDOW, recent_raw_tokens=4096)
+    prompts = [random_prompt(8, 300), random_prompt(9, 300)]
+    tokens: dict[int, list[int | None]] = {}
+    with open_store(config.spec_for(pair.model.spec), Sizes(device=8, host=32)) as store, open_cache(store) as cache:
+        engine = Engine(pair.model, cache, config)
+        first = engine.add_request(prompts[0], GREEDY)
+        outputs = [output for _ in range(4) for output in engine.step()]
+        assert engine.counters.blocks_sealed == 0
+        # It needs places of the first one, whose full blocks are committed before they are given up.
+        second = engine.add_request(prompts[1], GREEDY, priority=1)
+        while engine.has_work:
+            outputs += engine.step()
+        engine.close()
+    for output in outputs:
+        tokens.setdefault(output.request_id, []).append(output.token)
+    assert engine.counters.preemptions == 1
+    assert engine.counters.tokens_from["device"] + engine.counters.tokens_from["host"] == 256
+    assert tuple(tokens[second]) == pair.greedy(prompts[1], 16)
+    # Up to the preemption it saw raw blocks, after it the same blocks in int8.
+    assert tuple(tokens[first][:2]) == pair.greedy(prompts[0], 2)
+    assert len(tokens[first]) == 16
+
+
+def test_a_request_that_gives_up_its_memory_while_the_link_is_lost_holds_none() -> None:
+    pair = build_pair("llama")
+    with open_store(WINDOW.spec_for(pair.model.spec), Sizes(device=8, host=16)) as store:
+        cache = EmbeddedCache(store, name="test")
+        engine = Engine(pair.model, cache, replace(WINDOW, recent_raw_tokens=4096))
+        request = engine.add_request(random_prompt(10, 200), GREEDY)
+        engine.step()
+        sequence = engine._scheduler.find(request)
+        assert sequence is not None
+        assert sequence.computed == 128
+        # The commit of its full blocks fails, as any call of a session that is over does.
+        cache.close()
+        with pytest.raises(LinkLost):
+            engine._blocks.release(sequence)
+        assert (sequence.computed, sequence.table.blocks) == (0, [])
+        engine.close()
 
 
 def test_the_recent_window_stays_on_device() -> None:

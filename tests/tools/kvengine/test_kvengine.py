@@ -130,7 +130,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str], model: Path) -> 
         (("-p", "a", "--temperature", "-1"), 2, "sampling.temperature is -1.0"),
         (("-p", "a", "--device-mib", "0"), 2, "--device-mib is 0"),
         (("-p", "a", "--raw-layers", "1"), 2, "spec.raw_layers"),
-        (("-p", "a", "--codec", "int8", "--device-codec", "int8", "--recent-raw-tokens", "9"), 2, "recent_raw_tokens"),
+        (("-p", "a", "--codec", "int8", "--recent-raw-tokens", "-9"), 2, "recent_raw_tokens"),
         ((), 2, "no prompt"),
         (("-p", "a", "--device", "tpu"), 2, "--device"),
         (("--file", "no/such/file"), 2, "no/such/file"),
