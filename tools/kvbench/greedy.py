@@ -37,15 +37,16 @@ from kvstore.tools.kvbench.quality import load_text, tokens_of
 from kvstore.tools.kvbench.report import Report
 from kvstore.tools.progress import Progress
 
+PROSE: Final = "pydoc_data/topics.py"
+"""The language reference as ``help`` shows it: 180,000 tokens of English."""
 SOURCES: Final = (
-    "argparse.py", "bisect.py", "cmd.py", "configparser.py", "csv.py", "dataclasses.py", "fnmatch.py", "fractions.py",
-    "gettext.py", "glob.py", "heapq.py", "imaplib.py", "mailbox.py", "netrc.py", "optparse.py", "queue.py",
-    "random.py", "shlex.py", "statistics.py", "textwrap.py",
+    "glob.py", "queue.py", "shlex.py", "cmd.py", "textwrap.py", "heapq.py", "random.py", "statistics.py",
+    "dataclasses.py", "argparse.py",
 )  # fmt: skip
-"""Files of the standard library, one a prompt."""
+"""Modules of the standard library, the shortest first."""
 TOKENS_MIN: Final = 320
 TOKENS_STEP: Final = 32
-"""Prompts have 320, 352, ... tokens, so that most of what is attended to is in full blocks."""
+"""Prompts have 320, 352, ... 928 tokens, so that most of what is attended to is in full blocks."""
 SIZES: Final = {"device": "48 MiB", "host": "320 MiB", "ssd": "2 GiB", "ssd-free-floor": "64 MiB"}
 """DEVICE has 32 blocks of SmolLM2 in fp16, a fifth of what twenty prompts have."""
 
@@ -163,27 +164,24 @@ def _over_int8(
 
 def cut(codec: TextCodec, texts: Sequence[Path], count: int) -> list[Prompt]:
     """Prompts of growing length from the texts in turn, each the beginning of a part of its own."""
-    encoded = [tokens_of(path, codec) for path in texts]
+    chosen = [texts[index % len(texts)] for index in range(count)]
+    encoded = {path: tokens_of(path, codec) for path in set(chosen)}
     prompts = []
-    for index in range(count):
-        which, turn = index % len(texts), index // len(texts)
-        length = TOKENS_MIN + index * TOKENS_STEP
-        turns = -(-(count - which) // len(texts))
-        begin = turn * (len(encoded[which]) // turns)
-        tokens = encoded[which][begin : begin + length]
+    for index, path in enumerate(chosen):
+        whole, length = encoded[path], TOKENS_MIN + index * TOKENS_STEP
+        begin = chosen[:index].count(path) * (len(whole) // chosen.count(path))
+        tokens = whole[begin : begin + length]
         if len(tokens) < length:
-            raise InvalidArgument(
-                "TEXT", f"{texts[which]}: {len(encoded[which])} tokens", f"{begin + length} tokens at least"
-            )
-        prompts.append(Prompt(texts[which].name, tokens, Tier.SSD if index % 2 else Tier.HOST))
+            raise InvalidArgument("TEXT", f"{path}: {len(whole)} tokens", f"{begin + length} tokens at least")
+        # Every other one of each kind of text, where kinds take turns.
+        prompts.append(Prompt(path.name, tokens, Tier.SSD if index // 2 % 2 else Tier.HOST))
     return prompts
 
 
 def default_texts() -> list[Path]:
-    """Twenty modules of Python's standard library, the shortest first."""
+    """Prose and sources that come with Python, in turns: parts of its reference, and ten modules."""
     folder = Path(sysconfig.get_path("stdlib"))
-    found = [folder / name for name in SOURCES]
-    return sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_size)
+    return [path for name in SOURCES for path in (folder / PROSE, folder / name)]
 
 
 def _tokens(choices: Sequence[Choice]) -> list[int]:

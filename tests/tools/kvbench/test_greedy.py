@@ -39,7 +39,7 @@ def test_prompts_grow_and_begin_in_parts_of_their_own(tmp_path):
     prompts = cut(Words(), paths, 5)
     assert [len(prompt.tokens) for prompt in prompts] == [TOKENS_MIN + TOKENS_STEP * index for index in range(5)]
     assert [prompt.text for prompt in prompts] == ["0.txt", "1.txt", "0.txt", "1.txt", "0.txt"]
-    assert [prompt.cold for prompt in prompts] == [Tier.HOST, Tier.SSD, Tier.HOST, Tier.SSD, Tier.HOST]
+    assert [prompt.cold for prompt in prompts] == [Tier.HOST, Tier.HOST, Tier.SSD, Tier.SSD, Tier.HOST]
     whole = Words().encode(paths[0].read_text())
     assert [prompt.tokens[0] for prompt in prompts[::2]] == [whole[0], whole[666], whole[1332]]
 
@@ -51,10 +51,11 @@ def test_a_text_that_is_too_short_is_named(tmp_path):
         cut(Words(), [tmp_path / "absent"], 1)
 
 
-def test_twenty_texts_are_on_every_machine():
+def test_texts_of_both_kinds_are_on_every_machine():
     texts = default_texts()
     assert len(texts) == 20
-    assert all(path.stat().st_size > 2000 for path in texts)
+    assert all(path.is_file() for path in texts)
+    assert len(set(texts)) == 11
 
 
 TEACHER = tuple(Choice(token, margin) for token, margin in ((5, 2.0), (6, 0.25), (7, 0.5), (8, 4.0)))
@@ -110,11 +111,11 @@ def test_without_a_difference_no_margin_of_one_is_named():
 @pytest.mark.timeout(300)
 def test_the_engine_over_int8_in_host_and_on_ssd():
     folder = model_folder()
-    report = run_greedy(Job(folder, tuple(default_texts()[:2]), prompts=2, answer=3))
+    report = run_greedy(Job(folder, tuple(default_texts()[:3]), prompts=3, answer=3))
     same, attended, *each = report.rows
     assert attended.value > 80
-    assert [row.conditions["from"] for row in each] == [{"host": 256}, {"ssd": 320}]
-    assert same.value >= 2 / 3 * 100
+    assert [row.conditions["from"] for row in each] == [{"host": 256}, {"host": 320}, {"ssd": 320}]
+    assert same.value >= 7 / 9 * 100
     assert same.limit == 100
 
 
