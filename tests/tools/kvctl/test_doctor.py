@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import resource
+
 import pytest
 
 from kvstore.core.errors import Unavailable
@@ -135,3 +138,132 @@ def test_small_pages_are_told_once_with_the_pages_of_all_arenas(kvctl, daemon, m
 def test_doctor_goes_on_when_the_daemon_refuses(kvctl, daemon):
     daemon.replies["Admin/Status"] = Unavailable("no daemon answers at x")
     assert "huge pages" in kvctl("doctor").out
+
+
+@pytest.fixture
+def recorded(daemon, monkeypatch):
+    """A daemon of known numbers, a machine where all is well, and what each probe was asked."""
+    status = admin_pb2.StatusResponse(version="1", pid=4321)
+    status.tiers.add(tier=common_pb2.TIER_DEVICE, capacity_bytes=1 * MIB)
+    status.tiers.add(tier=common_pb2.TIER_HOST, capacity_bytes=2 * MIB)
+    status.tiers.add(tier=common_pb2.TIER_SSD, capacity_bytes=4 * MIB)
+    daemon.replies["Admin/Status"] = status
+    daemon.replies["Admin/DiskUsage"] = admin_pb2.DiskUsageResponse(
+        directory="/", cap_bytes=5, ledger_bytes=6, free_floor_bytes=7
+    )
+    asked = {}
+    for name in ("huge_pages", "locked_memory", "memory_limit", "sealed_memory", "direct_io", "disk_space",
+                 "native_kernels", "gpu", "leftovers"):  # fmt: skip
+        fine = probes.Finding(name, Level.OK, "All is well. " * 8, ("mend " + name + " now" * 60,))
+        monkeypatch.setattr(probes, name, lambda *a, n=name, f=fine, **k: asked.update({n: (*a, *k.values())}) or f)
+    return status, asked
+
+
+def test_probes_are_given_what_the_daemon_tells(kvctl, recorded, monkeypatch):
+    _, asked = recorded
+    ran = kvctl("doctor")
+    assert ran.code == Exit.OK
+    assert asked["huge_pages"] == (3 * MIB,)
+    assert asked["locked_memory"] == (3 * MIB, 4321, True)
+    assert asked["memory_limit"] == (3 * MIB, 4321)
+    assert [str(part) for part in asked["disk_space"]] == ["/", "5", "6", "7"]
+    monkeypatch.setattr(probes, "gpu", lambda: probes.Finding("GPU", Level.NOTE, "None."))
+    kvctl("doctor")
+    assert asked["locked_memory"][2] is False
+
+
+def test_a_directory_that_is_named_is_looked_at(kvctl, recorded, tmp_path):
+    kvctl("doctor", "--ssd", str(tmp_path))
+    assert recorded[1]["direct_io"] == (tmp_path,)
+
+
+def test_sentences_fill_the_line_and_commands_stay_whole(kvctl, recorded):
+    lines = kvctl("doctor").out.splitlines()
+    assert f"      $ mend huge_pages{' now' * 60}".rstrip() in lines
+    assert any(line.startswith("ok") and line.count("All is well.") == 8 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("level", "code"), [(Level.OK, Exit.OK), (Level.NOTE, Exit.OK), (Level.WARN, Exit.NO), (Level.BAD, Exit.NO)]
+)
+def test_the_exit_code_is_that_of_the_worst_finding(kvctl, recorded, monkeypatch, level, code):
+    monkeypatch.setattr(probes, "leftovers", lambda: probes.Finding("leftovers", level, "So it is."))
+    assert kvctl("doctor").code == code
+
+
+def test_a_warning_of_the_daemon_is_one(kvctl, recorded):
+    recorded[0].warnings.append("Look at this.")
+    ran = kvctl("doctor", "-o", "json")
+    assert ran.code == Exit.NO
+    assert [f["level"] for f in ran.json if f["sentence"] == "Look at this."] == ["warn"]
+
+
+def test_a_degraded_tier_is_bad_and_one_that_is_off_is_not(kvctl, recorded):
+    recorded[0].tiers[2].state = "off"
+    assert kvctl("doctor").code == Exit.OK
+    recorded[0].tiers[2].state = "degraded"
+    ran = kvctl("doctor", "-o", "json")
+    assert (ran.code, ran.json[1]["level"], ran.json[1]["commands"]) == (Exit.NO, "bad", ["kvctl status"])
+
+
+def test_memory_is_bounded_by_the_lower_of_container_and_machine(monkeypatch):
+    monkeypatch.setattr(probes, "cgroup_limit", lambda pid: 100 * MIB)
+    fits, not_quite = probes.memory_limit(90 * MIB, None), probes.memory_limit(91 * MIB, None)
+    assert (fits.level, not_quite.level) == (Level.OK, Level.BAD)
+    assert fits.sentence == "The container's limit is 100 MiB, of which the arenas take 90 MiB."
+    monkeypatch.setattr(probes, "cgroup_limit", lambda pid: 1 << 62)
+    assert probes.memory_limit(0, None).sentence.startswith("The machine's memory is ")
+
+
+def test_disk_space_counts_what_the_cap_still_allows_and_the_floor(tmp_path, monkeypatch):
+    class Found:
+        f_bavail, f_frsize = 100, 1 << 20
+
+    monkeypatch.setattr(probes.os, "statvfs", lambda _: Found)
+    for cap, used, floor, level in (
+        (90, 0, 10, Level.OK),
+        (90, 0, 11, Level.WARN),
+        (200, 110, 10, Level.OK),
+        (200, 109, 10, Level.WARN),
+    ):
+        assert probes.disk_space(tmp_path, cap * MIB, used * MIB, floor * MIB).level is level
+
+
+def test_the_lock_limit_is_the_daemon_s(monkeypatch):
+    monkeypatch.setattr(probes, "_locked_limit", lambda pid: 8 * MIB if pid == 7 else probes._UNLIMITED)
+    assert probes.locked_memory(8 * MIB, 7, uses_gpu=True).level is Level.OK
+    bad, unknown = probes.locked_memory(9 * MIB, 7, uses_gpu=True), probes.locked_memory(0, 7, uses_gpu=True)
+    assert (bad.level, unknown.level) == (Level.BAD, Level.BAD)
+    assert "of process 7 is 8 MiB, less than the arenas' 9 MiB: pinning fails." in bad.sentence
+    assert probes.locked_memory(9 * MIB, None, uses_gpu=True).sentence == "The limit of this shell is unlimited."
+
+
+def test_missing_kernels_are_told_with_the_reason(monkeypatch):
+    from kvstore.kernels import native  # noqa: PLC0415 - as the probe loads it
+
+    class Absent:
+        available, reason, levels = False, "no compiler was found", ()
+
+    monkeypatch.setattr(native, "native_status", lambda: Absent)
+    finding = probes.native_kernels()
+    assert (finding.level, "no compiler was found" in finding.sentence) == (Level.WARN, True)
+
+
+def test_reserved_pages_that_a_daemon_took_are_its_own(machine):
+    files = machine("[never]", 0, 32)
+    assert probes.huge_pages(0, *files).level is Level.WARN
+    assert probes.huge_pages(64 * MIB, *files).level is Level.OK
+
+
+def test_an_amd_gpu_is_named(tmp_path):
+    (tmp_path / "kfd").write_text("")
+    assert "AMD" in probes.gpu(tmp_path / "none", tmp_path / "kfd").sentence
+
+
+def test_the_soft_limit_of_a_process_is_read():
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    try:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, hard))
+        assert probes._locked_limit(os.getpid()) == probes._locked_limit(None) == 65536
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
