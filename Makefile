@@ -65,6 +65,8 @@ figures: $(STAMP) ## Run the benchmarks and write what they print into docs/perf
 	$(BIN)/python -m kvstore.tools.fetch_model
 	$(BIN)/kvbench codec --text docs/architecture.md --markdown docs/performance.md
 	$(BIN)/kvbench quality --markdown docs/performance.md $(TEXTS)
+	$(BIN)/kvbench greedy --markdown docs/performance.md
+	$(BIN)/kvbench capacity --markdown docs/performance.md
 
 proto: $(STAMP) ## Make kvstore/v1 anew from protos/
 	$(BIN)/python -m kvstore.tools.protogen
