@@ -70,6 +70,17 @@ def test_memory_limits_of_the_control_group(tmp_path):
     assert probes.cgroup_limit(None, root, proc) == 64 * MIB
 
 
+def test_limits_of_other_controllers_and_above_the_root_do_not_count(tmp_path):
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    for group in ("a", "b"):
+        (root / "memory" / group).mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("4:memory:/a\n3:cpu,io:/b\n")
+    (root / "memory" / "b" / "memory.limit_in_bytes").write_text("1")
+    (root / "memory.limit_in_bytes").write_text("2")
+    assert probes.cgroup_limit(None, root, proc) > 1 << 60
+
+
 def test_arenas_larger_than_the_memory_are_bad():
     finding = probes.memory_limit(1 << 60, None)
     assert finding.level is Level.BAD

@@ -274,6 +274,23 @@ def test_columns_that_wrap_need_no_more_than_they_can_be_read_in():
     assert fitting(titles, rows, 16 + 2 + 3) == [0]
 
 
+def test_a_narrow_terminal_cuts_no_word(kvctl, daemon, namespace, block, monkeypatch):
+    monkeypatch.setattr("kvstore.tools.output.PIPE_COLUMNS", 80)
+    daemon.replies["Admin/ListBlocks"] = admin_pb2.ListBlocksResponse(blocks=[block])
+    lines = kvctl("ls", "smol").out.splitlines()
+    assert "…" not in "".join(lines)
+    assert lines[0].split() == ["Key", "Parent", "Tiers", "State", "Idle", "Hits", "Pins", "Holds"]
+    # Numbers end where their titles do.
+    assert lines[1][: lines[0].index("Hits") + 4].endswith("1,234")
+    assert lines[1][: lines[0].index("Holds") + 5].endswith("2")
+    namespace.name = "a name of many words that wraps"
+    daemon.replies["Admin/ListNamespaces"] = admin_pb2.ListNamespacesResponse(namespaces=[namespace])
+    lines = kvctl("ls").out.splitlines()
+    assert len(lines) > 2
+    assert "…" not in "".join(lines)
+    assert {"a", "name", "of", "many", "words", "that", "wraps"} <= set(" ".join(lines).split())
+
+
 def test_a_pipe_gets_every_column(kvctl, daemon, namespace, block):
     assert PIPE_COLUMNS >= 200
     daemon.replies["Admin/ListBlocks"] = admin_pb2.ListBlocksResponse(blocks=[block])
