@@ -127,8 +127,8 @@ def attention_variant(  # noqa: PLR0913  (the axes of the gate)
         shape.warps,
         shape.stages,
         shape.options,
-        # There the loop is peeled twice, and a tile of a small head leaves a thread of 256 two words, whatever
-        # is known of their alignment.
+        # There the loop is peeled twice, and a thread of a small head holds eight tokens, whose scales, each under a
+        # mask of its own, are loaded one by one. All narrow loads are of scales and zero points.
         narrow_max=80 if backend == "hip" and codec == "int8" and head_dim <= 64 else None,
     )
 
