@@ -118,6 +118,9 @@ def chunks_of(port: DiskPort, run: Run, io_bytes: int) -> Iterator[WriteChunk]:
     size, at = 0, run.offset
     # The head goes with the first slices, so that a run of io_bytes is one write.
     limit = io_bytes + run.shape.head_bytes
+    if run.shape.total_bytes <= limit:
+        yield WriteChunk(port, run.segment.fd, at, list(pieces_of(run)), run.shape.total_bytes, aligned)
+        return
     for piece in pieces_of(run):
         rest = piece
         while size + len(rest) >= limit:
