@@ -31,6 +31,7 @@ _TIERS_OF = tuple(tuple(n for n in (1, 2, 3) if bits >> (n - 1) & 1) for bits in
 """Numbers of the tiers in a residency set."""
 
 _CAUSES = {Reason.EVICTED: "evicted", Reason.REMOVED: "removed", Reason.QUARANTINED: "quarantined"}
+_DROP_COUNTERS = {(t, cause): f"{t.name.lower()}_{_CAUSES.get(cause, 'dropped')}" for t in Tier for cause in Reason}
 
 
 @dataclass(slots=True)
@@ -188,7 +189,7 @@ class Book:
         self.lists[tier].take(slot)
         namespace = self.namespace(slot)
         self.account(namespace, tier, index.codec[slot], -1)
-        self.counters.count(f"{tier.name.lower()}_{_CAUSES.get(cause, 'dropped')}")
+        self.counters.count(_DROP_COUNTERS[tier, cause])
         if copy.state is CopyState.DOOMED:
             self.doomed.setdefault(number, []).append(copy)
         else:
@@ -328,8 +329,9 @@ class Book:
 
     def reconsider(self, slot: int) -> None:
         """A reason to set the block aside may have gone: bring its copies back to the cold ends."""
-        for lru in self.lists[1:]:
-            lru.return_cold(slot)
+        for lru in self.lists:
+            if slot in lru.aside:
+                lru.return_cold(slot)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -361,8 +363,10 @@ class Book:
             slot = parent
 
     def _remembered(self, slot: int) -> bool:
-        copies = range(4 * slot + 1, 4 * slot + 4)
-        return slot in self.refs or slot in self.holds or any(n in self.doomed or n in self.pins for n in copies)
+        if slot in self.refs or slot in self.holds:
+            return True
+        copies = (4 * slot + 1, 4 * slot + 2, 4 * slot + 3)
+        return not (self.doomed.keys().isdisjoint(copies) and self.pins.keys().isdisjoint(copies))
 
     def account(self, namespace: Namespace, tier: Tier, codec: int, change: int) -> None:
         """Count copies that came (or, below 0, went)."""
