@@ -115,6 +115,7 @@ class Operations:
                 tuple([ReservationId(outward(number, generation)) for number in reply.reservation_ids]),
                 convert.places_of(reply.places, len(reply.outcomes)),
                 convert.busy_of(reply),
+                reply.standing,
             )
 
         return Operation(

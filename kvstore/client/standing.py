@@ -16,10 +16,11 @@ from kvstore.store.api import CommitResult, ReserveResult
 
 
 class Standing(NamedTuple):
-    """One place and the id that commits it."""
+    """One place and the id that commits it. An older daemon's place does not stand: it is good for one commit."""
 
     reservation_id: ReservationId
     place: Place
+    stands: bool = True
 
 
 Out = dict[ReservationId, Standing]
@@ -66,7 +67,7 @@ class StandingPlaces:
             surplus: list[Standing] = []
             if namespace_id != self._namespace:
                 surplus, self._idle, self._namespace = self._idle, [], namespace_id
-            self._idle += places
+            self._idle += [place for place in places if place.stands]
             surplus += self._idle[keep:]
             del self._idle[keep:]
             return [place.reservation_id for place in surplus]
@@ -84,7 +85,7 @@ class StandingPlaces:
 def answered(reserved: ReserveResult) -> list[Standing]:
     """The places of a Reserve's answer."""
     pairs = zip(reserved.reservation_ids, reserved.places, strict=True)
-    return [Standing(number, place) for number, place in pairs if number and place is not None]
+    return [Standing(number, place, reserved.standing) for number, place in pairs if number and place is not None]
 
 
 def claimed(places: Sequence[Standing], count: int, busy: Busy | None) -> ReserveResult:

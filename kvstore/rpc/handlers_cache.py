@@ -89,7 +89,7 @@ def reserve(ctx: CallContext, request: cache_pb2.ReserveRequest) -> cache_pb2.Re
         durability=durability,
         standing=request.standing,
     )
-    reply = cache_pb2.ReserveResponse()
+    reply = cache_pb2.ReserveResponse(standing=result.standing)
     reply.outcomes.extend(result.outcomes)  # type: ignore[arg-type]
     reply.reservation_ids.extend(result.reservation_ids)
     convert.fill_places(reply.places, result.places)

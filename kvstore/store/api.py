@@ -60,12 +60,13 @@ class MatchResult:
 @dataclass(frozen=True, slots=True)
 class ReserveResult:
     """An entry a key (or a count): PENDING with id and place where space was claimed, HIT where the key is resident
-    already, BUSY where there was no space (``busy`` says what was needed)."""
+    already, BUSY where there was no space (``busy`` says what was needed). ``standing``: the places are."""
 
     outcomes: tuple[Outcome, ...]
     reservation_ids: tuple[ReservationId, ...]
     places: tuple[Place | None, ...]
     busy: Busy | None = None
+    standing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class Put:
             refused = claims.outcomes.count(Outcome.BUSY)
             if claims.busy is not None and tier is Tier.DEVICE and not state.draining:
                 self._movement.space.wake(tier, refused * namespace.layout.device_bytes)
-        return ReserveResult(tuple(claims.outcomes), tuple(claims.ids), tuple(claims.places), claims.busy)
+        return ReserveResult(tuple(claims.outcomes), tuple(claims.ids), tuple(claims.places), claims.busy, standing)
 
     def _claim(
         self,

@@ -103,16 +103,18 @@ class ReserveRequest(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., keys: _Optional[bytes] = ..., count: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., standing: _Optional[bool] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("outcomes", "reservation_ids", "places", "busy")
+    __slots__ = ("outcomes", "reservation_ids", "places", "busy", "standing")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     outcomes: _containers.RepeatedScalarFieldContainer[_common_pb2.Outcome]
     reservation_ids: _containers.RepeatedScalarFieldContainer[int]
     places: _common_pb2.Places
     busy: _common_pb2.BusyInfo
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., reservation_ids: _Optional[_Iterable[int]] = ..., places: _Optional[_Union[_common_pb2.Places, _Mapping]] = ..., busy: _Optional[_Union[_common_pb2.BusyInfo, _Mapping]] = ...) -> None: ...
+    standing: bool
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., reservation_ids: _Optional[_Iterable[int]] = ..., places: _Optional[_Union[_common_pb2.Places, _Mapping]] = ..., busy: _Optional[_Union[_common_pb2.BusyInfo, _Mapping]] = ..., standing: _Optional[bool] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("namespace_id", "reservation_ids", "keys", "parents", "token_ids", "durability", "lease_id")

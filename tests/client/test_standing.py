@@ -88,6 +88,31 @@ def test_places_read_as_what_one_reserve_would_have_answered():
     assert claimed(found, 2, None).busy == Busy(Tier.HOST, 0, 0, 0, Reason.NO_SPACE)
 
 
+def test_places_of_an_older_daemon_are_used_once():
+    pool = StandingPlaces()
+    pool.take(1, A, 1)
+    reserved = ReserveResult((Outcome.PENDING,), (ids(1)[0],), (places(1)[0].place,))
+    assert pool.settle(A, answered(reserved), HIT, 8) == []
+    assert pool.take(1, A, 1) == []
+
+
+def test_a_client_of_an_older_daemon_reserves_for_each_put(daemon, spec, monkeypatch):
+    with Client(str(daemon.socket), ClientOptions(strict=True)) as client:
+        opened = client.open_namespace(spec)
+        asked, make = [], client.operations.reserve
+
+        def reserve(*arguments):
+            asked.append(arguments[3])
+            return make(*arguments[:5])
+
+        monkeypatch.setattr(client.operations, "reserve", reserve)
+        for seed in range(3):
+            keys, _ = chain(opened.namespace_id, 2, seed=seed)
+            assert client.put(opened.namespace_id, blocks_of(LAYOUT, keys)).outcomes == (Outcome.HIT,) * 2
+        # Each put also builds one only for its name and its fallback.
+        assert asked == [2] * 6
+
+
 def reserves(client, monkeypatch):
     """Counts of places that were asked for, call by call."""
     asked, make = [], client.operations.reserve
