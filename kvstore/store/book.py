@@ -10,7 +10,6 @@ block while someone outside the lock remembers it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstore.core.clock import Clock
@@ -160,18 +159,15 @@ class Book:
         """Count a use of blocks given parents first; parents end up hotter than their children."""
         index, pins = self.index, self.pins
         last_use, hits, residency = index.last_use, index.hits, index.residency
+        uses = [lru.use for lru in self.lists]
         tenths = int((self._clock.now() - self._start) * 10)
-        tiers = 0
-        for slot in slots:
+        for slot in reversed(slots):
             last_use[slot] = tenths
             if hits[slot] < HITS_MAX:
                 hits[slot] += 1
-            tiers |= residency[slot]
-        for number in _TIERS_OF[tiers]:
-            bit = 1 << (number - 1)
-            self.lists[number].use_all(
-                [slot for slot in reversed(slots) if residency[slot] & bit and 4 * slot + number not in pins]
-            )
+            for number in _TIERS_OF[residency[slot]]:
+                if 4 * slot + number not in pins:
+                    uses[number](slot)
 
     def idle_seconds(self, slot: int) -> float:
         """Seconds since the last use, to a tenth."""
@@ -232,45 +228,41 @@ class Book:
         self.pin_all([copy_number(slot, tier)])
 
     def pin_all(self, numbers: list[int]) -> None:
-        """``pin`` for many different copy numbers."""
-        pins = self.pins
-        fresh = [number for number in numbers if number not in pins]
-        if len(fresh) < len(numbers):
-            for number in numbers:
-                if number in pins:
-                    pins[number] += 1
-        pins.update(dict.fromkeys(fresh, 1))
-        for tier, slots in _by_tier(fresh):
-            self.lists[tier].take_all(slots)
-            self.pinned_bytes[tier] += self._bytes_of(slots, tier)
+        """``pin`` for many copy numbers."""
+        pins, index, pinned = self.pins, self.index, self.pinned_bytes
+        namespaces, codecs, entries = index.namespace, index.codec, self.namespaces.entries
+        takes = [lru.take for lru in self.lists]
+        for number in numbers:
+            if number in pins:
+                pins[number] += 1
+                continue
+            pins[number] = 1
+            slot, tier = number >> 2, number & 3
+            takes[tier](slot)
+            pinned[tier] += entries[namespaces[slot]].sizes[tier][codecs[slot]]
 
     def unpin(self, number: int) -> None:
         """Undo one ``pin`` of a copy number. At the last one the copy is droppable again, as just used."""
         self.unpin_all([number])
 
     def unpin_all(self, numbers: list[int]) -> None:
-        """``unpin`` for many different copy numbers, in their order."""
-        pins, residency = self.pins, self.index.residency
-        ended = []
+        """``unpin`` for many copy numbers, in their order."""
+        pins, index, pinned, doomed = self.pins, self.index, self.pinned_bytes, self.doomed
+        namespaces, codecs, entries = index.namespace, index.codec, self.namespaces.entries
+        uses = [lru.use for lru in self.lists]
         for number in numbers:
-            count = pins[number] - 1
-            if count:
-                pins[number] = count
-            else:
-                del pins[number]
-                ended.append(number)
-        for tier, slots in _by_tier(ended):
-            self.pinned_bytes[tier] -= self._bytes_of(slots, tier)
-            bit = 1 << (tier - 1)
-            self.lists[tier].use_all([slot for slot in slots if residency[slot] & bit])
-        for number in ended:
-            # Where nothing waits for the pin and the copy is there, the slot is not forgotten either.
-            if number in self.doomed or not residency[number >> 2] >> ((number & 3) - 1) & 1:
-                self._drain(number)
-
-    def _bytes_of(self, slots: Sequence[int], tier: int) -> int:
-        namespaces, codecs, entries = self.index.namespace, self.index.codec, self.namespaces.entries
-        return sum([entries[namespaces[slot]].sizes[tier][codecs[slot]] for slot in slots])
+            if pins[number] > 1:
+                pins[number] -= 1
+                continue
+            del pins[number]
+            slot, tier = number >> 2, number & 3
+            pinned[tier] -= entries[namespaces[slot]].sizes[tier][codecs[slot]]
+            if index.residency[slot] >> (tier - 1) & 1:
+                uses[tier](slot)
+                if number not in doomed:
+                    # Nothing waits for this pin, and a slot with a copy is not forgotten.
+                    continue
+            self._drain(number)
 
     def hold(self, slot: int) -> None:
         """Keep a block from losing its last copy."""
@@ -380,14 +372,6 @@ class Book:
 def copy_number(slot: int, tier: Tier) -> int:
     """One number for a copy: the key of the sparse tables."""
     return 4 * slot + tier
-
-
-def _by_tier(numbers: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Slots of copy numbers, tier by tier, in their order."""
-    tiers = {number & 3 for number in numbers}
-    for tier in tiers:
-        alone = len(tiers) == 1
-        yield tier, [number >> 2 for number in numbers if alone or number & 3 == tier]
 
 
 def _decrement(counts: dict[int, int], key: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,16 +56,15 @@ class Load:
         """Set the answer of one key."""
         self._outcomes[position], self._reasons[position], self._places[position] = outcome, reason, place
 
-    def settle_hits(self, positions: Sequence[int], places: list[Place] | None) -> None:
+    def settle_hits(self, positions: list[int], places: list[Place]) -> None:
         """Set the answer of many keys to HIT, with their places; none for those of a load without a lease."""
         if len(positions) == len(self.keys):
             self._outcomes = [Outcome.HIT] * len(positions)
-            if places is not None:
-                self._places[:] = places
+            self._places[: len(places)] = places
             return
         for position in positions:
             self._outcomes[position] = Outcome.HIT
-        for position, place in zip(positions, places or (), strict=False):
+        for position, place in zip(positions, places, strict=False):
             self._places[position] = place
 
     def pending(self, position: int) -> bool:

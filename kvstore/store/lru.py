@@ -14,8 +14,6 @@ Guarded by the store's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from kvstore.core.types import Tier
 from kvstore.store.index import NONE, UNLISTED, BlockIndex
 
@@ -45,32 +43,19 @@ class LruList:
 
     def use(self, slot: int) -> None:
         """Put a slot, listed or not, to the hot end."""
-        self.use_all((slot,))
-
-    def use_all(self, slots: Iterable[int]) -> None:
-        """``use`` for many slots, in their order: the last one ends up hottest."""
-        colder, hotter, aside, hot = self._colder, self._hotter, self.aside, self._hot
-        for slot in slots:
-            if hot == slot:
-                continue
-            up = hotter[slot]
-            if up != UNLISTED:
-                down = colder[slot]
-                colder[up] = down
-                if down == NONE:
-                    self._cold = up
-                else:
-                    hotter[down] = up
-            elif slot in aside:
-                aside.remove(slot)
-            colder[slot] = hot
-            hotter[slot] = NONE
-            if hot == NONE:
-                self._cold = slot
-            else:
-                hotter[hot] = slot
-            hot = slot
-        self._hot = hot
+        hot = self._hot
+        if hot == slot:
+            return
+        if self._hotter[slot] != UNLISTED or slot in self.aside:
+            self.take(slot)
+            hot = self._hot
+        self._colder[slot] = hot
+        self._hotter[slot] = NONE
+        if hot == NONE:
+            self._cold = slot
+        else:
+            self._hotter[hot] = slot
+        self._hot = slot
 
     def return_cold(self, slot: int) -> None:
         """Bring a slot that was set aside back to the cold end; nothing happens to any other."""
@@ -88,26 +73,21 @@ class LruList:
 
     def take(self, slot: int) -> None:
         """Take a slot off the list (or from aside); nothing happens if it is on neither."""
-        self.take_all((slot,))
-
-    def take_all(self, slots: Iterable[int]) -> None:
-        """``take`` for many slots."""
-        colder, hotter = self._colder, self._hotter
-        for slot in slots:
-            up = hotter[slot]
-            if up == UNLISTED:
-                self.aside.discard(slot)
-                continue
-            down = colder[slot]
-            if down == NONE:
-                self._cold = up
-            else:
-                hotter[down] = up
-            if up == NONE:
-                self._hot = down
-            else:
-                colder[up] = down
-            colder[slot] = hotter[slot] = UNLISTED
+        hotter = self._hotter[slot]
+        if hotter == UNLISTED:
+            self.aside.discard(slot)
+            return
+        colder = self._colder[slot]
+        if colder == NONE:
+            self._cold = hotter
+        else:
+            self._hotter[colder] = hotter
+        if hotter == NONE:
+            self._hot = colder
+        else:
+            self._colder[hotter] = colder
+        self._colder[slot] = UNLISTED
+        self._hotter[slot] = UNLISTED
 
     def set_aside(self, slot: int) -> None:
         """Take a listed slot off until ``return_cold`` or ``use``."""

@@ -203,16 +203,22 @@ class Tenancy:
         if lease.buffers:
             for key in keys:
                 released += self._free_buffers(lease, lease.buffers.pop(key, []))
-        slot_of = book.index.slots.get
+        slot_of, pins = book.index.slots.get, lease.pins
+        pinned: list[int] = []
+        held: list[int] = []
         # Children first, as at the end of a lease.
-        slots = [slot for slot in [slot_of(key, NONE) for key in reversed(keys)] if slot != NONE]
-        # Only what lies in an arena is ever pinned.
-        numbers = [4 * slot + tier for slot in slots for tier in (_DEVICE, _HOST)]
-        mine = lease.pins.intersection(numbers)
-        pinned = list(dict.fromkeys([number for number in numbers if number in mine]))
-        lease.pins -= mine
-        held = list(dict.fromkeys(slot for slot in slots if slot in lease.holds)) if lease.holds else []
-        lease.holds.difference_update(held)
+        for key in reversed(keys):
+            slot = slot_of(key, NONE)
+            if slot == NONE:
+                continue
+            # Only what lies in an arena is ever pinned.
+            for number in (4 * slot + _DEVICE, 4 * slot + _HOST):
+                if number in pins:
+                    pins.remove(number)
+                    pinned.append(number)
+            if slot in lease.holds:
+                lease.holds.remove(slot)
+                held.append(slot)
         book.unpin_all(pinned)
         for slot in held:
             book.unhold(slot)
