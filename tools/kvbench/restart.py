@@ -64,7 +64,6 @@ def run_restart(directory: Path, counts: tuple[int, ...], run_blocks: int = CHAI
             "blocks_a_write": run_blocks,
             "tier_seconds": found["tier_seconds"],
             "cpu_seconds": found["cpu_seconds"],
-            "fixed_bytes": fixed,
         }
         case = f"{blocks:,} blocks after kill -9, {run_blocks} a write"
         seconds_target = f"<= {SECONDS_MAX:g} s" if blocks <= SECONDS_BLOCKS else ""
