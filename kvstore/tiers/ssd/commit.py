@@ -123,8 +123,14 @@ class Committer:
     def check_journal(self) -> None:
         """Notice that the journal was removed from outside; the next commit then begins with a checkpoint."""
         journal = self.journal
-        if journal is not None and self._core.port.fstat(journal.fd).links == 0:
-            journal.broken = True
+        if journal is None:
+            return
+        try:
+            journal.broken |= self._core.port.fstat(journal.fd).links == 0
+        except OSError:
+            # A checkpoint closes the journal that it replaces; the fresh one is looked at next time.
+            if self.journal is journal:
+                raise
 
     def close(self) -> None:
         """Commit what is queued, write a checkpoint if the disk allows it, and end the thread."""
@@ -282,9 +288,9 @@ class Committer:
             return
         if journal.broken or journal.frames or journal.older or self._core.touched:
             self._try_checkpoint()
-        if self.journal is not None:
-            self._core.port.close(self.journal.fd)
-            self.journal = None
+        journal, self.journal = self.journal, None
+        if journal is not None:
+            self._core.port.close(journal.fd)
 
     def write_checkpoint(self) -> None:
         """Start a new journal, write the committed rows beside it, and remove what both replace."""
@@ -294,8 +300,9 @@ class Committer:
         if old is not None:
             fresh.older = [*old.older, old.generation]
             fresh.older_bytes = old.older_bytes + old.size
-            core.port.close(old.fd)
         self.journal = fresh
+        if old is not None:
+            core.port.close(old.fd)
         # Until the checkpoint is in place the new journal cannot follow a broken one: its frames would be lost
         # with the hole before them. So it stays broken until then.
         fresh.broken = old is None or old.broken

@@ -256,6 +256,32 @@ def test_a_write_into_a_removed_segment_is_never_acknowledged(make_case):
     case.write(4)
 
 
+def test_a_journal_that_is_replaced_while_it_is_looked_at_is_no_failure(make_case, monkeypatch):
+    case = make_case()
+    committer = case.tier._committer
+    fstat = case.disk.fstat
+
+    looked_at = committer.journal
+
+    def replaced(fd):
+        monkeypatch.setattr(case.disk, "fstat", fstat)
+        committer.write_checkpoint()
+        return fstat(fd)
+
+    monkeypatch.setattr(case.disk, "fstat", replaced)
+    committer.check_journal()
+    assert committer.journal is not looked_at
+    assert not committer.journal.broken
+    case.write(3)
+
+    def failing(fd):
+        raise OSError(errno.EIO, "fstat")
+
+    monkeypatch.setattr(case.disk, "fstat", failing)
+    with pytest.raises(OSError, match="fstat"):
+        committer.check_journal()
+
+
 @pytest.mark.parametrize("names", [["journal-00000001"], ["LOCK"], ["namespaces"], "everything"], ids=str)
 def test_removed_metadata_is_made_anew(make_case, names):
     case = make_case()
