@@ -88,6 +88,13 @@ def answered(reserved: ReserveResult) -> list[Standing]:
     return [Standing(number, place, reserved.standing) for number, place in pairs if number and place is not None]
 
 
+def take_out(out: Out, places: Sequence[Standing], generation: int) -> list[Standing]:
+    """Enter a put's places in ``out``; returns them. One of another connection than the present is gone with it."""
+    present = [place for place in places if place.reservation_id >> GENERATION_SHIFT == generation]
+    out.update((place.reservation_id, place) for place in present)
+    return present
+
+
 def claimed(places: Sequence[Standing], count: int, busy: Busy | None) -> ReserveResult:
     """What a Reserve of ``count`` would have answered that found these places and no more."""
     short = count - len(places)

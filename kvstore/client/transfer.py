@@ -34,7 +34,7 @@ from kvstore.client.payloads import (
     slot_bytes,
     views_of,
 )
-from kvstore.client.standing import Out, StandingPlaces, answered, claimed
+from kvstore.client.standing import Out, StandingPlaces, answered, claimed, take_out
 from kvstore.client.state import GENERATION_SHIFT, ClientState, KnownNamespace
 from kvstore.client.streaming import (
     WRITE_PART_BYTES,
@@ -110,10 +110,10 @@ class Transfer:
     def _claim(self, namespace_id: NamespaceId, count: int, out: Out) -> ReserveResult:
         """Places for ``count`` blocks, entered in ``out``: idle ones, and new ones for what is missing."""
         client = self._client
-        reserve = client.operations.reserve(namespace_id, Tier.HOST, (), count)
         try:
             _, generation = client.connection()
         except KVStoreError as error:
+            reserve = client.operations.reserve(namespace_id, Tier.HOST, (), count)
             return client.fall_back(reserve.method, error, reserve.fallback)
         places, busy = self._standing.take(generation, namespace_id, count), None
         for tries_left in (1, 0):
@@ -125,10 +125,7 @@ class Transfer:
             if not spare:
                 break
             client.abort(spare)
-        # A connection that was made meanwhile has none of those that were idle.
-        places = [place for place in places if place.reservation_id >> GENERATION_SHIFT == client.generation]
-        out.update((place.reservation_id, place) for place in places)
-        return claimed(places, count, busy)
+        return claimed(take_out(out, places, client.generation), count, busy)
 
     def _undo(self, under_way: Callable[[], CommitResult] | None, out: Out) -> None:
         """Take the reply of a commit that was sent, and give back what was not committed."""

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from kvstore.client import AsyncClient, Client, ClientOptions
-from kvstore.client.standing import Standing, StandingPlaces, answered, claimed
+from kvstore.client.standing import Standing, StandingPlaces, answered, claimed, take_out
 from kvstore.client.state import GENERATION_SHIFT
 from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import BlockLayout
@@ -76,6 +76,12 @@ def test_places_without_an_answer_are_not_used_again_but_aborted_when_room_is_sh
     assert pool.spare(A) == []
 
 
+def test_a_put_takes_out_only_places_of_the_present_connection():
+    out = {}
+    assert take_out(out, [*places(1, 2), *places(1, generation=2)], 2) == places(1, generation=2)
+    assert out == {ids(1, generation=2)[0]: places(1, generation=2)[0]}
+
+
 def test_places_read_as_what_one_reserve_would_have_answered():
     reserved = ReserveResult(
         (Outcome.PENDING, Outcome.BUSY), (ReservationId(5), ReservationId(0)), (places(1)[0].place, None)
@@ -109,8 +115,7 @@ def test_a_client_of_an_older_daemon_reserves_for_each_put(daemon, spec, monkeyp
         for seed in range(3):
             keys, _ = chain(opened.namespace_id, 2, seed=seed)
             assert client.put(opened.namespace_id, blocks_of(LAYOUT, keys)).outcomes == (Outcome.HIT,) * 2
-        # Each put also builds one only for its name and its fallback.
-        assert asked == [2] * 6
+        assert asked == [2] * 3
 
 
 def reserves(client, monkeypatch):
