@@ -69,8 +69,11 @@ class Space:
             # Holes of the right size nearly always, since blocks of one size replace each other; else one by one.
             left = sum(align_up(nbytes, PAGE) for nbytes in sizes[len(found) :])
             self.drop(tier, self.gather(tier, left, demote=False, total=True) or [])
-        while len(found) < len(sizes) and None not in found[-1:]:
-            found.append(self.allocate(tier, sizes[len(found)]))
+        for nbytes in sizes[len(found) :]:
+            offset = self.allocate(tier, nbytes)
+            if offset is None:
+                break
+            found.append(offset)
         return found + [None] * (len(sizes) - len(found))
 
     def busy(self, tier: Tier, nbytes: int, reason: Reason = Reason.NO_SPACE) -> Busy:
