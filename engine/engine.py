@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvstore.cache import Cache
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import InvalidArgument
 from kvstore.engine.config import EngineConfig
@@ -31,7 +32,6 @@ from kvstore.engine.sequence import FinishReason, RequestId, Sequence
 from kvstore.engine.step import build_step
 from kvstore.engine.text import TextStream
 from kvstore.engine.weights import Model
-from kvstore.store.api import Cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+from kvstore.cache import FetchResult
 from kvstore.core.types import BlockKey, JobId, Outcome
 from kvstore.engine.blocks import Block
 from kvstore.engine.link import CacheLink
 from kvstore.engine.sequence import Sequence
-from kvstore.store.api import FetchResult
 
 
 @dataclass(frozen=True, slots=True)

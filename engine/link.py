@@ -23,13 +23,13 @@ from typing import Final, TypeVar
 
 import torch
 
+from kvstore.cache import Cache
 from kvstore.core.clock import Clock
 from kvstore.core.errors import InvalidArgument, KVStoreError, NamespaceMismatch, Unavailable
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, LeaseId, NamespaceId
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.memory import CPU, Region, map_areas
-from kvstore.store.api import Cache
 
 LOG: Final = logging.getLogger("kvstore.engine")
 

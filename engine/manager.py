@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvstore.cache import FetchResult
 from kvstore.core.errors import InternalError
 from kvstore.core.keys import chain_keys
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
@@ -24,7 +25,6 @@ from kvstore.engine.link import CacheLink
 from kvstore.engine.memory import PrivatePool
 from kvstore.engine.sealing import Sealing, first_within
 from kvstore.engine.sequence import Sequence
-from kvstore.store.api import FetchResult
 
 MOVE_BLOCKS_MIN = 4
 """Blocks moved at least when DEVICE is short: a call costs more than the bookkeeping of a few blocks."""

@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 import torch
 
+from kvstore.cache import Cache
 from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area
-from kvstore.store.api import Cache
 from kvstore.tiers.device_ipc import PinnedHost
 from kvstore.tiers.host import locked_memory_hint
 

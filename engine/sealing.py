@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvstore.cache import CommitEntry
 from kvstore.core.keys import block_key
 from kvstore.core.types import ROOT_PARENT, BlockKey, Outcome, Place
 from kvstore.engine.blocks import Block, BlockState
 from kvstore.engine.counters import Counters
 from kvstore.engine.link import CacheLink
 from kvstore.engine.sequence import Sequence
-from kvstore.store.api import CommitEntry
 
 
 @dataclass(frozen=True, slots=True)

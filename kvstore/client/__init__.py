@@ -1,4 +1,4 @@
-"""The client: one session with a daemon, synchronous or asyncio, meeting ``kvstore.store.api.Cache``.
+"""The client: one session with a daemon, synchronous or asyncio, meeting ``kvstore.cache.Cache``.
 
 It must not know arenas' insides, disks or models, and imports grpc only when a gRPC transport is used. Names are
 loaded when they are first asked for, so that admin tools start without numpy. Read ``sync.py`` first.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvstore.client.payloads import BlockView, GotBlocks, PutBlocks
     from kvstore.client.state import Backoff
     from kvstore.client.sync import Client
-    from kvstore.rpc.paths import default_socket
+    from kvstore.wire.paths import default_socket
 
 __all__ = [
     "AsyncClient",
@@ -44,7 +44,7 @@ _HOMES = {
     "GotBlocks": "kvstore.client.payloads",
     "PutBlocks": "kvstore.client.payloads",
     "aligned_buffer": "kvstore.client.copying",
-    "default_socket": "kvstore.rpc.paths",
+    "default_socket": "kvstore.wire.paths",
 }
 
 

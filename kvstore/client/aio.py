@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from kvstore.cache import CommitResult, FetchResult
 from kvstore.client.aio_calls import AsyncCalls
 from kvstore.client.aio_connection import AsyncSessionConnection
 from kvstore.client.aio_transfer import AsyncTransfer
@@ -23,9 +24,8 @@ from kvstore.client.state import ClientState, outward
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import KVStoreError, Unavailable
 from kvstore.core.types import Area, BlockKey, JobId, NamespaceId, Outcome
-from kvstore.rpc.paths import grpc_socket
-from kvstore.store.api import CommitResult, FetchResult
 from kvstore.v1 import session_pb2
+from kvstore.wire.paths import grpc_socket
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

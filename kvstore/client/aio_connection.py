@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from kvstore.client.handshake import Hello, Welcome, open_session
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
-from kvstore.rpc.errors import from_detail
-from kvstore.rpc.framing import Frame, FrameDecoder, FrameKind, pack_frame
 from kvstore.v1 import session_pb2
+from kvstore.wire.errors import from_detail
+from kvstore.wire.framing import Frame, FrameDecoder, FrameKind, pack_frame
 
 
 class AsyncSessionConnection(asyncio.Protocol):

@@ -15,8 +15,8 @@ from kvstore.client.grpc_errors import CHANNEL_OPTIONS, CLOSE_SECONDS_MAX, domai
 from kvstore.client.handshake import Welcome
 from kvstore.client.options import ClientOptions
 from kvstore.core.errors import KVStoreError, Unavailable
-from kvstore.rpc.errors import SESSION_METADATA
 from kvstore.v1 import session_pb2
+from kvstore.wire.errors import SESSION_METADATA
 
 log = logging.getLogger(__name__)
 

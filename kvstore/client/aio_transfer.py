@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kvstore.cache import CommitResult, FetchResult, ReserveResult
 from kvstore.client.copying import aligned_buffer, copy_all
 from kvstore.client.operations import commit_result, missed
 from kvstore.client.payloads import (
@@ -41,7 +42,6 @@ from kvstore.client.streaming import (
 from kvstore.client.transfer import LEASES_IDLE_MAX, STREAM_SECONDS_PER_GIB, OwnLease, known_namespace, layout_of
 from kvstore.core.errors import KVStoreError, Unavailable
 from kvstore.core.types import BlockKey, NamespaceId, Target, Tier
-from kvstore.store.api import CommitResult, FetchResult, ReserveResult
 from kvstore.v1 import cache_pb2
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.cache import FetchResult
 from kvstore.client.state import ClientState
 from kvstore.core.errors import InvalidArgument, KVStoreError, NamespaceMismatch
 from kvstore.core.types import JobId
-from kvstore.store.api import FetchResult
 
 log = logging.getLogger("kvstore.client")
 

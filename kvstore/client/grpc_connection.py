@@ -21,9 +21,9 @@ from kvstore.client.handshake import Welcome
 from kvstore.client.options import ClientOptions
 from kvstore.client.session_connection import SessionConnection
 from kvstore.core.errors import KVStoreError, Unavailable
-from kvstore.rpc.errors import SESSION_METADATA
-from kvstore.rpc.paths import grpc_socket
 from kvstore.v1 import session_pb2
+from kvstore.wire.errors import SESSION_METADATA
+from kvstore.wire.paths import grpc_socket
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 import grpc
 
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unauthenticated, Unavailable
-from kvstore.rpc.errors import BOOT_METADATA, ERROR_METADATA, from_detail
-from kvstore.rpc.framing import MESSAGE_BYTES_MAX
+from kvstore.wire.errors import BOOT_METADATA, ERROR_METADATA, from_detail
+from kvstore.wire.framing import MESSAGE_BYTES_MAX
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),

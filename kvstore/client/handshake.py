@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from kvstore.client.arenas import Arenas, map_arenas
 from kvstore.core.errors import InternalError, Unavailable
-from kvstore.rpc.errors import from_detail
-from kvstore.rpc.framing import DESCRIPTORS_MAX, PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
 from kvstore.v1 import session_pb2
+from kvstore.wire.errors import from_detail
+from kvstore.wire.framing import DESCRIPTORS_MAX, PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
 
 _RECEIVE_BYTES = 65536
 

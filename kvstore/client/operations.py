@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from kvstore.cache import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 from kvstore.client.state import ClientState, KnownNamespace, outward
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import (
@@ -27,9 +28,8 @@ from kvstore.core.types import (
     Target,
     Tier,
 )
-from kvstore.rpc import convert
-from kvstore.store.api import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 from kvstore.v1 import cache_pb2, leases_pb2
+from kvstore.wire import messages as convert
 
 T = TypeVar("T")
 

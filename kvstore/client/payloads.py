@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.cache import CommitEntry, CommitResult, FetchResult, ReserveResult
 from kvstore.client.copying import Copies, as_bytes, span
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area, BlockKey, Codec, Durability, Outcome, Place, Reason
-from kvstore.store.api import CommitEntry, CommitResult, FetchResult, ReserveResult
 
 PUT_PART_BYTES: Final = 32 << 20
 """Bytes that put writes before it has the daemon take them in. Writing and taking in overlap from one part to the next,

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvstore.cache import CommitResult, ReserveResult
 from kvstore.client.state import GENERATION_SHIFT
 from kvstore.core.types import Busy, NamespaceId, Outcome, Place, Reason, ReservationId, Tier
-from kvstore.store.api import CommitResult, ReserveResult
 
 
 class Standing(NamedTuple):

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.cache import FetchResult
 from kvstore.core.errors import KVStoreError, UnknownJob, UnknownLease, UnknownReservation
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import JobId, LeaseId, NamespaceId, ReservationId
-from kvstore.store.api import FetchResult
 
 GENERATION_SHIFT: Final = 48
 _ID_MASK: Final = (1 << GENERATION_SHIFT) - 1

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from kvstore.cache import CommitResult, FetchResult
 from kvstore.client.connect import connect
 from kvstore.client.connection import Connection
 from kvstore.client.core import CALLERS_ERRORS, Completion, note_failure
@@ -33,7 +34,6 @@ from kvstore.core.types import (
     NamespaceId,
     Outcome,
 )
-from kvstore.store.api import CommitResult, FetchResult
 from kvstore.v1 import session_pb2
 
 log = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeVar
 
+from kvstore.cache import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 from kvstore.client.operations import Operation, Operations
 from kvstore.client.state import ClientState
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import BlockKey, Durability, LeaseId, NamespaceId, Outcome, ReservationId, Target, Tier
-from kvstore.store.api import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
+from kvstore.cache import CommitResult, FetchResult, ReserveResult
 from kvstore.client.connection import StreamConnection
 from kvstore.client.copying import aligned_buffer, copy_all
 from kvstore.client.operations import commit_result, missed
@@ -47,7 +48,6 @@ from kvstore.client.streaming import (
 from kvstore.core.errors import InvalidArgument, KVStoreError, UnknownNamespace
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import BlockKey, LeaseId, NamespaceId, Outcome, Target, Tier
-from kvstore.store.api import CommitResult, FetchResult, ReserveResult
 from kvstore.v1 import cache_pb2
 
 if TYPE_CHECKING:

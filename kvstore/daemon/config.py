@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.rpc.paths import default_socket, grpc_socket
+from kvstore.wire.paths import default_socket, grpc_socket
 
 _UNITS: Final = {
     "": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvstore import __version__
+from kvstore.cache import FetchResult
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import KVStoreError
 from kvstore.core.types import JobId, SessionId
@@ -28,7 +29,6 @@ from kvstore.rpc.grpc_server import GrpcServer
 from kvstore.rpc.listener import SocketLock, check_socket_path
 from kvstore.rpc.session_server import SessionServer, SocketOptions
 from kvstore.rpc.sessions import Sessions
-from kvstore.store.api import FetchResult
 from kvstore.store.store import Store
 
 log = logging.getLogger("kvstored")

@@ -16,9 +16,9 @@ from google.protobuf.message import DecodeError, Message
 
 from kvstore.core.errors import InvalidArgument, KVStoreError, PermissionDenied, ResourceExhausted
 from kvstore.rpc.context import CallContext, Services
-from kvstore.rpc.errors import as_domain
-from kvstore.rpc.framing import MESSAGE_BYTES_MAX
 from kvstore.rpc.table import METHODS, Method, Runs
+from kvstore.wire.errors import as_domain
+from kvstore.wire.framing import MESSAGE_BYTES_MAX
 
 R = TypeVar("R")
 

@@ -20,7 +20,11 @@ from grpc_reflection.v1alpha import reflection
 from kvstore.core.errors import InvalidArgument, KVStoreError, Unauthenticated, Unavailable
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher, parse
-from kvstore.rpc.errors import (
+from kvstore.rpc.listener import check_socket_path, remove_socket
+from kvstore.rpc.streams import Streams
+from kvstore.rpc.table import METHODS
+from kvstore.v1 import cache_pb2, events_pb2
+from kvstore.wire.errors import (
     BOOT_METADATA,
     ERROR_METADATA,
     SESSION_METADATA,
@@ -28,11 +32,7 @@ from kvstore.rpc.errors import (
     status_code,
     to_detail,
 )
-from kvstore.rpc.framing import MESSAGE_BYTES_MAX
-from kvstore.rpc.listener import check_socket_path, remove_socket
-from kvstore.rpc.streams import Streams
-from kvstore.rpc.table import METHODS
-from kvstore.v1 import cache_pb2, events_pb2
+from kvstore.wire.framing import MESSAGE_BYTES_MAX
 
 log = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from kvstore.cache import CommitEntry, CommitResult, FetchResult
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch
 from kvstore.core.types import (
     BATCH_KEYS_MAX,
@@ -16,13 +17,12 @@ from kvstore.core.types import (
     Target,
     Tier,
 )
-from kvstore.rpc import convert
-from kvstore.rpc.chunks import codings_of
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.handlers_lease import lease_of, name_of
 from kvstore.rpc.stream_blocks import opened as namespace_report
-from kvstore.store.api import CommitEntry, CommitResult, FetchResult
 from kvstore.v1 import cache_pb2
+from kvstore.wire import messages as convert
+from kvstore.wire.chunks import codings_of
 
 WAIT_MS_MAX = 600_000
 """Longest wait that one call may ask for."""

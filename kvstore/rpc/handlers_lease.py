@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import LeaseId
-from kvstore.rpc import convert
 from kvstore.rpc.context import CallContext
 from kvstore.v1 import leases_pb2, session_pb2
+from kvstore.wire import messages as convert
 
 NAME_BYTES_MAX = 256
 """Longest name of a lease, a session or a pin."""

@@ -18,6 +18,7 @@ from typing import Final
 
 from google.protobuf.message import Message
 
+from kvstore.cache import FetchResult
 from kvstore.core.errors import (
     InvalidArgument,
     KVStoreError,
@@ -30,14 +31,13 @@ from kvstore.core.types import Area, JobId, SessionId
 from kvstore.rpc.arenas import ArenaExport
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher, parse
-from kvstore.rpc.errors import as_domain, status_code, to_detail
-from kvstore.rpc.framing import PROTOCOL_VERSION, Frame, FrameDecoder, FrameKind, pack_frame
 from kvstore.rpc.handlers_cache import fetch_message
 from kvstore.rpc.handlers_lease import name_of
 from kvstore.rpc.listener import PeerCredentials, bind_unix, peer_credentials, remove_socket
-from kvstore.store.api import FetchResult
 from kvstore.store.report import SessionHandle
 from kvstore.v1 import session_pb2
+from kvstore.wire.errors import as_domain, status_code, to_detail
+from kvstore.wire.framing import PROTOCOL_VERSION, Frame, FrameDecoder, FrameKind, pack_frame
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.cache import CommitEntry, CommitResult, FetchResult
 from kvstore.core.errors import CorruptBlock, InvalidArgument, UnknownNamespace
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import (
@@ -21,14 +22,13 @@ from kvstore.core.types import (
     Target,
     Tier,
 )  # fmt: skip
-from kvstore.rpc import convert
-from kvstore.rpc.chunks import NO_PLANES, ChunkCoder, codings_of, plain_data
-from kvstore.rpc.framing import CHUNK_BYTES_MAX
-from kvstore.store.api import CommitEntry, CommitResult, FetchResult
 from kvstore.store.report import NamespaceReport
 from kvstore.store.store import Store
 from kvstore.tiers.lossless import planes_of
 from kvstore.v1 import cache_pb2
+from kvstore.wire import messages as convert
+from kvstore.wire.chunks import NO_PLANES, ChunkCoder, codings_of, plain_data
+from kvstore.wire.framing import CHUNK_BYTES_MAX
 
 WRITE_BYTES_MAX: Final = 256 << 20
 """Most payload bytes of one Write stream, since all are held until it ends."""

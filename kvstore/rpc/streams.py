@@ -12,20 +12,20 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
+from kvstore.cache import FetchResult
 from kvstore.core.errors import InvalidArgument, ResourceExhausted
 from kvstore.core.types import (
     Outcome,
     Place,
     Reason,
 )
-from kvstore.rpc import convert
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher
 from kvstore.rpc.handlers_cache import commit_message
 from kvstore.rpc.stream_blocks import WRITE_BYTES_MAX, Header, Reader, Writer, opened
-from kvstore.store.api import FetchResult
 from kvstore.store.report import BlockEvent
 from kvstore.v1 import cache_pb2, events_pb2
+from kvstore.wire import messages as convert
 
 READ_BLOCKS: Final = 8
 """Blocks that one Read pins at a time."""

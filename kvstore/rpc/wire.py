@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvstore.rpc.chunks import AnyChunk, plain_bytes
+from kvstore.wire.chunks import AnyChunk, plain_bytes
 
 
 @dataclass(slots=True)

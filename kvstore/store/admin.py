@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvstore.cache import NearNamespace
 from kvstore.core.errors import InvalidArgument, UnknownBlock
 from kvstore.core.keys import chain_keys
 from kvstore.core.types import BlockKey, LeaseId, NamespaceId, Reason, Tier
 from kvstore.store import validate
-from kvstore.store.api import NearNamespace
 from kvstore.store.book import Book, copy_number
 from kvstore.store.get import Get
 from kvstore.store.index import NONE

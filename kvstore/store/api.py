@@ -1,199 +1,25 @@
-"""The interface of the cache, met by the in-process form and by the client: write once, run embedded or remote.
-
-Every method is synchronous and thread-safe. Lists of outcomes are in the order of the keys given. Invalid
-arguments raise ``InvalidArgument`` and change nothing.
-"""
+"""Old name of ``kvstore.cache``, for callers written against 0.1 before it had a file of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
-
-from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
-from kvstore.core.types import (
-    Area,
-    BlockKey,
-    Busy,
-    Durability,
-    JobId,
-    LeaseId,
-    NamespaceId,
-    Outcome,
-    Place,
-    Reason,
-    ReservationId,
-    Target,
-    Tier,
+from kvstore.cache import (
+    Cache,
+    CommitEntry,
+    CommitResult,
+    FetchResult,
+    MatchResult,
+    NearNamespace,
+    OpenedNamespace,
+    ReserveResult,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class NearNamespace:
-    """A namespace of the same model that was opened with another spec, and the fields that differ."""
-
-    namespace_id: NamespaceId
-    fields: tuple[str, ...]
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedNamespace:
-    """Answer of ``open_namespace``; ``near`` names other namespaces of the same model."""
-
-    namespace_id: NamespaceId
-    layout: BlockLayout
-    created: bool
-    near: tuple[NearNamespace, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MatchResult:
-    """``matched`` resident blocks from the first key on, each with its residency (bits of ``Tier.bit``)."""
-
-    matched: int
-    residency: tuple[int, ...]
-    reason: Reason = Reason.NONE
-    near: tuple[NearNamespace, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ReserveResult:
-    """An entry a key (or a count): PENDING with id and place where space was claimed, HIT where the key is resident
-    already, BUSY where there was no space (``busy`` says what was needed). ``standing``: the places are."""
-
-    outcomes: tuple[Outcome, ...]
-    reservation_ids: tuple[ReservationId, ...]
-    places: tuple[Place | None, ...]
-    busy: Busy | None = None
-    standing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CommitEntry:
-    """One reserved block to publish: ``parent`` is ROOT_PARENT for the first of a chain."""
-
-    reservation_id: ReservationId
-    key: BlockKey
-    parent: BlockKey
-
-
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    """HIT where the block is now resident (``existed`` where it had been before); MISS with a reason where not.
-
-    With a lease, ``places`` says where each block lies, pinned.
-    """
-
-    outcomes: tuple[Outcome, ...]
-    reasons: tuple[Reason, ...]
-    existed: tuple[bool, ...]
-    places: tuple[Place | None, ...] = ()
-    busy: Busy | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FetchResult:
-    """HIT with a pinned place; MISS with a reason; PENDING under ``job_id``; BUSY with ``busy``."""
-
-    outcomes: tuple[Outcome, ...]
-    reasons: tuple[Reason, ...]
-    places: tuple[Place | None, ...]
-    job_id: JobId = field(default=JobId(0))
-    busy: Busy | None = None
-
-
-class Cache(Protocol):
-    """The data calls of one session, in process or over a transport."""
-
-    def open_namespace(
-        self, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None
-    ) -> OpenedNamespace:
-        """Make a namespace known. Raises NamespaceMismatch if ``name`` is bound to another spec."""
-
-    def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
-        """Longest run of resident blocks from the first key. Pure."""
-
-    def reserve(
-        self,
-        namespace_id: NamespaceId,
-        tier: Tier,
-        *,
-        keys: Sequence[BlockKey] = (),
-        count: int = 0,
-        durability: Durability | None = None,
-        standing: bool = False,
-    ) -> ReserveResult:
-        """Claim places to write: on DEVICE, or (for HOST) in this session's buffer; by keys, or a count of tail blocks.
-
-        ``durability`` is what the commit will ask for (None: what the policy says). With DURABLE a resident key is HIT
-        only if it is durable already; else it gets a place, and its commit makes it durable.
-
-        ``standing`` places (a count, for HOST) outlive their commit: once it has answered they are reserved again under
-        the same ids, until abort or the session's end, so that a writer need not reserve for each batch.
-
-        The bytes to write at a DEVICE place are raw slices at ``raw_slice_stride``; at a buffer place, slices under the
-        place's codec at the place's stride. The place belongs to the caller until commit, abort or the session's end.
-        """
-
-    def commit(
-        self,
-        namespace_id: NamespaceId,
-        entries: Sequence[CommitEntry],
-        *,
-        token_ids: Sequence[int] = (),
-        durability: Durability | None = None,
-        lease_id: LeaseId | None = None,
-    ) -> CommitResult:
-        """Publish reserved blocks, parents first. Raises UnknownReservation (nothing is committed then)."""
-
-    def abort(self, reservation_ids: Sequence[ReservationId]) -> int:
-        """Give reservations back; returns how many were known."""
-
-    def fetch(
-        self,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        target: Target,
-        *,
-        lease_id: LeaseId,
-        layers: tuple[int, int] | None = None,
-        wait_ms: int = 0,
-    ) -> FetchResult:
-        """Make blocks readable and pin them under the lease; see Target. Raises UnknownLease."""
-
-    def wait_job(self, job_id: JobId, timeout_ms: int) -> FetchResult:
-        """Wait for a job; PENDING outcomes if it is still under way. Raises UnknownJob."""
-
-    def prefetch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier) -> FetchResult:
-        """Start promoting blocks to ``tier`` without pinning them."""
-
-    def remove(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
-        """Drop blocks from all tiers: HIT dropped, MISS absent, BUSY leased or pinned."""
-
-    def flush(self, timeout_ms: int = 30_000) -> int:
-        """Make every block committed so far durable; returns how many were written for it.
-
-        Raises Unavailable if not all of them are durable then. Without an SSD tier it does nothing and returns 0.
-        """
-
-    def grant_lease(self, name: str, ttl_ms: int) -> LeaseId:
-        """Make a lease of this session."""
-
-    def renew_lease(self, lease_id: LeaseId) -> None:
-        """Set the time left back to the ttl. Raises UnknownLease."""
-
-    def hold(self, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
-        """Keep resident blocks from being dropped, without pinning a place; False where a key is not resident."""
-
-    def release(self, lease_id: LeaseId, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = ()) -> int:
-        """End a lease, or with keys only what it holds of these. Returns how many things were released."""
-
-    def memory(self, area: Area) -> memoryview:
-        """This session's view of an area: DEVICE and BUFFER writable, HOST read-only. Places are offsets in it.
-
-        On CUDA the DEVICE area has no host view: use ``device_tensor`` of the client. Raises Unavailable if not mapped.
-        """
-
-    def close(self) -> None:
-        """End the session: leases, reservations and the buffer go with it. Idempotent."""
+__all__ = [
+    "Cache",
+    "CommitEntry",
+    "CommitResult",
+    "FetchResult",
+    "MatchResult",
+    "NearNamespace",
+    "OpenedNamespace",
+    "ReserveResult",
+]

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstore.cache import CommitEntry
 from kvstore.core.keys import parents_of
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import ROOT_PARENT, BlockKey, Codec, NamespaceId, Outcome, Target, Tier
-from kvstore.store.api import CommitEntry
 from kvstore.store.embedded import EmbeddedCache, build_store
 from kvstore.store.recovery import give_heap_back, register_blocks
 from kvstore.tiers.base import DiskHandle, RecoveredBlock

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvstore.cache import CommitEntry, CommitResult
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import (
     ROOT_PARENT,
@@ -20,7 +21,6 @@ from kvstore.core.types import (
     WritePolicy,
 )  # fmt: skip
 from kvstore.store import copies, shrink
-from kvstore.store.api import CommitEntry, CommitResult
 from kvstore.store.blockcopy import RawBlock, store_raw
 from kvstore.store.book import Copy, copy_number
 from kvstore.store.index import NONE

@@ -6,6 +6,15 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvstore.cache import (
+    Cache,
+    CommitEntry,
+    CommitResult,
+    FetchResult,
+    MatchResult,
+    OpenedNamespace,
+    ReserveResult,
+)  # fmt: skip
 from kvstore.core.clock import Clock
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import (
@@ -19,15 +28,6 @@ from kvstore.core.types import (
     ReservationId,
     Target,
     Tier,
-)  # fmt: skip
-from kvstore.store.api import (
-    Cache,
-    CommitEntry,
-    CommitResult,
-    FetchResult,
-    MatchResult,
-    OpenedNamespace,
-    ReserveResult,
 )  # fmt: skip
 from kvstore.store.config import StoreConfig
 from kvstore.store.store import Store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from kvstore.cache import FetchResult, MatchResult
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import (
     BlockKey,
@@ -19,7 +20,6 @@ from kvstore.core.types import (
     WritePolicy,
 )  # fmt: skip
 from kvstore.store import validate
-from kvstore.store.api import FetchResult, MatchResult
 from kvstore.store.index import NONE
 from kvstore.store.loading import Load, Loading
 from kvstore.store.movers import Movers

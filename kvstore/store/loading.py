@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.cache import FetchResult
 from kvstore.core.types import Area, BlockKey, Busy, Codec, JobId, Outcome, Place, Reason, Target, Tier
 from kvstore.store import copies
-from kvstore.store.api import FetchResult
 from kvstore.store.book import copy_number
 from kvstore.store.movement import Failures
 from kvstore.store.namespaces import Namespace

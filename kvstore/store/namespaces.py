@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvstore.cache import NearNamespace
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted, UnknownNamespace
 from kvstore.core.namespace import PAGE_BYTES, BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Codec, NamespaceId, Tier
 from kvstore.kernels.layout import align_up
-from kvstore.store.api import NearNamespace
 
 NAME_BYTES_MAX = 256
 

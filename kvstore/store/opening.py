@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from kvstore.cache import OpenedNamespace
 from kvstore.core.errors import InvalidArgument, TierError
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Durability, SessionId
-from kvstore.store.api import OpenedNamespace
 from kvstore.store.state import State
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kvstore.cache import FetchResult
 from kvstore.core.errors import ResourceExhausted, Unauthenticated, UnknownJob, UnknownLease, UnknownReservation
 from kvstore.core.types import Area, BlockKey, JobId, LeaseId, NamespaceId, ReservationId, SessionId, Tier
-from kvstore.store.api import FetchResult
 from kvstore.store.book import Copy
 from kvstore.store.namespaces import Namespace
 from kvstore.tiers.base import Arena

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvstore.cache import CommitEntry, CommitResult, ReserveResult
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import (
     Area,
@@ -22,7 +23,6 @@ from kvstore.core.types import (
     Tier,
 )  # fmt: skip
 from kvstore.store import validate
-from kvstore.store.api import CommitEntry, CommitResult, ReserveResult
 from kvstore.store.book import Copy
 from kvstore.store.commit import Commit
 from kvstore.store.durable import Durably

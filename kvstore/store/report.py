@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from kvstore.cache import NearNamespace
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import BlockKey, Codec, LeaseId, NamespaceId, Outcome, Reason, SessionId, Tier
-from kvstore.store.api import NearNamespace
 from kvstore.tiers.base import RecoveryReport
 
 NO_NAMESPACE: Final = NamespaceId(b"")

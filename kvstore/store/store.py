@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from kvstore.cache import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
@@ -28,7 +29,6 @@ from kvstore.core.types import (
 )  # fmt: skip
 from kvstore.store import validate
 from kvstore.store.admin import Admin
-from kvstore.store.api import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 from kvstore.store.config import StoreConfig
 from kvstore.store.durable import Durably
 from kvstore.store.get import Get, JobDone

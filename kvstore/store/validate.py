@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore.cache import CommitEntry
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.keys import block_key
 from kvstore.core.types import BATCH_KEYS_MAX, KEY_BYTES, BlockKey, Tier
-from kvstore.store.api import CommitEntry
 from kvstore.store.namespaces import Namespace
 
 _KEY_LENGTHS = ({KEY_BYTES}, set[int]())

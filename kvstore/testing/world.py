@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kvstore.cache import CommitEntry, CommitResult, FetchResult
 from kvstore.core.clock import ManualClock
 from kvstore.core.keys import chain_keys, parents_of
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
@@ -21,7 +22,6 @@ from kvstore.core.types import (
     Tier,
     WritePolicy,
 )
-from kvstore.store.api import CommitEntry, CommitResult, FetchResult
 from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.embedded import EmbeddedCache, build_store
 from kvstore.tiers.base import DiskTier

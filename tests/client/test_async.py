@@ -12,8 +12,8 @@ import pytest
 from kvstore.client import AsyncClient, Backoff, Client, ClientOptions, Control
 from kvstore.core.errors import DeadlineExceeded, InvalidArgument, Unavailable, UnknownLease
 from kvstore.core.types import Area, LeaseId, Outcome, Reason, Target
-from kvstore.rpc.framing import FrameKind, pack_frame
 from kvstore.v1 import session_pb2
+from kvstore.wire.framing import FrameKind, pack_frame
 from tests.client.harness import DaemonProcess, blocks_of, chain, payload, small_spec
 
 _salts = itertools.count()

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from kvstore.cache import CommitEntry
 from kvstore.client import Client, ClientOptions, Control, PutBlocks
 from kvstore.core.errors import (
     InvalidArgument,
@@ -31,7 +32,6 @@ from kvstore.core.types import (
     Target,
     Tier,
 )
-from kvstore.store.api import CommitEntry
 from kvstore.store.config import StoreConfig
 from kvstore.store.embedded import EmbeddedCache, build_store
 from kvstore.tiers.coding import decode_block

@@ -10,6 +10,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstore.cache import CommitEntry, CommitResult, ReserveResult
 from kvstore.client import copying
 from kvstore.client.copying import Copies, aligned_buffer, as_bytes, copy_all, span
 from kvstore.client.payloads import GetPlan, PutPlan, joined, part_of, part_result, slot_bytes
@@ -17,7 +18,6 @@ from kvstore.client.streaming import Assembler, parse_chunk, write_messages
 from kvstore.core.errors import CorruptBlock, InvalidArgument
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area, NamespaceId, Outcome, Place, Reason
-from kvstore.store.api import CommitEntry, CommitResult, ReserveResult
 from kvstore.v1 import cache_pb2
 from tests.client.harness import blocks_of, chain, payload, small_spec
 

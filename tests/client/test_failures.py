@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
+from kvstore.cache import CommitEntry
 from kvstore.client import AsyncClient, Backoff, Client, ClientOptions, Control
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, Unavailable, UnknownLease, UnknownReservation
 from kvstore.core.types import Area, LeaseId, Outcome, Reason, Target, Tier
-from kvstore.store.api import CommitEntry
 from kvstore.v1 import admin_pb2
 from tests.client.harness import DaemonProcess, blocks_of, chain, leftovers, payload, small_spec, until
 

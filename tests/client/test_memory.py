@@ -17,8 +17,8 @@ import pytest
 from kvstore.client import Client, ClientOptions
 from kvstore.core.errors import Unavailable
 from kvstore.core.types import Area
-from kvstore.rpc.framing import PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
 from kvstore.v1 import session_pb2
+from kvstore.wire.framing import PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
 
 REFUSED = {errno.EPERM, errno.EACCES}
 

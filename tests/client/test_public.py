@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import kvstore.client
+from kvstore.cache import Cache
 from kvstore.client import Client, ClientOptions
 from kvstore.client.operations import Operations
-from kvstore.store.api import Cache
 
 HEAVY = ("grpc", "numpy", "pydantic", "typer", "torch", "hypothesis")
 

@@ -7,13 +7,13 @@ import itertools
 
 import pytest
 
+from kvstore.cache import CommitResult, ReserveResult
 from kvstore.client import AsyncClient, Client, ClientOptions
 from kvstore.client.standing import Standing, StandingPlaces, answered, claimed, take_out
 from kvstore.client.state import GENERATION_SHIFT
 from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area, Busy, NamespaceId, Outcome, Place, Reason, ReservationId, Tier
-from kvstore.store.api import CommitResult, ReserveResult
 from tests.client.harness import DaemonProcess, blocks_of, chain, payload, small_spec
 
 A, B = NamespaceId(bytes(32)), NamespaceId(bytes([1]) * 32)

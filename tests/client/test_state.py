@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.cache import FetchResult
 from kvstore.client.core import note_failure
 from kvstore.client.state import Backoff, ClientState, outward
 from kvstore.core.errors import InvalidArgument, Unavailable, UnknownJob, UnknownLease, UnknownReservation
 from kvstore.core.types import JobId, LeaseId, Outcome, Reason, ReservationId
-from kvstore.store.api import FetchResult
 
 PENDING = FetchResult((Outcome.PENDING,), (Reason.NONE,), (None,))
 DONE = FetchResult((Outcome.HIT,), (Reason.NONE,), (None,))

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.client import Client, ClientOptions
 from kvstore.core.types import Outcome
-from kvstore.rpc.paths import grpc_socket
+from kvstore.wire.paths import grpc_socket
 from tests.client.harness import DaemonProcess, blocks_of, chain, leftovers, small_spec
 
 

@@ -11,14 +11,16 @@ RANK = {
     "kernels": 0,
     "core": 1,
     "tiers": 2,
-    "store": 3,
+    "cache": 3,
+    "store": 4,
     "v1": 4,
-    "testing": 4,
-    "rpc": 5,
-    "client": 6,
-    "daemon": 6,
-    "engine": 7,
-    "tools": 8,
+    "wire": 5,
+    "testing": 5,
+    "rpc": 6,
+    "client": 7,
+    "daemon": 7,
+    "engine": 8,
+    "tools": 9,
 }
 """A room may import rooms of a lower rank and itself. Generated messages (v1) rank above the store: it knows none."""
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from kvstore.cache import CommitEntry
 from kvstore.client import Client, ClientOptions, Control
 from kvstore.client.grpc_errors import domain_error
 from kvstore.core.errors import KVStoreError, PermissionDenied, Unauthenticated
 from kvstore.core.types import Outcome, Target, Tier
-from kvstore.rpc import convert
-from kvstore.rpc.framing import MESSAGE_BYTES_MAX
 from kvstore.rpc.table import METHODS
-from kvstore.store.api import CommitEntry
 from kvstore.v1 import admin_pb2
+from kvstore.wire import messages as convert
+from kvstore.wire.framing import MESSAGE_BYTES_MAX
 from tests.client.harness import blocks_of, chain, small_spec
 from tests.rpc.bad_values import FREE, INVALID, RULES
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.namespace import NamespacePolicy
 from kvstore.core.types import Coding
-from kvstore.rpc import chunks
-from kvstore.rpc.chunks import NO_PLANES, ChunkCoder, codings_of, plain_bytes, plain_data
-from kvstore.rpc.framing import CHUNK_BYTES_MAX
 from kvstore.v1 import cache_pb2
+from kvstore.wire import chunks
+from kvstore.wire.chunks import NO_PLANES, ChunkCoder, codings_of, plain_bytes, plain_data
+from kvstore.wire.framing import CHUNK_BYTES_MAX
 
 
 def smooth(nbytes: int, seed: int = 0) -> bytes:

@@ -11,7 +11,7 @@ from kvstore.client import PutBlocks
 from kvstore.core.keys import parents_of
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import Codec, Coding, Outcome
-from kvstore.rpc import chunks
+from kvstore.wire import chunks
 from tests.rpc.coded import LZ4, chain, kv_of, noise_of, read_chunks, spec_of
 
 

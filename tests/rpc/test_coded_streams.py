@@ -10,8 +10,8 @@ import pytest
 from kvstore.client import AsyncClient, ClientOptions, PutBlocks
 from kvstore.core.keys import parents_of
 from kvstore.core.types import Codec, Coding
-from kvstore.rpc import chunks
-from kvstore.rpc.framing import CHUNK_BYTES_MAX
+from kvstore.wire import chunks
+from kvstore.wire.framing import CHUNK_BYTES_MAX
 from tests.rpc.coded import LZ4, chain, kv_of, noise_of, put, read_chunks, spec_of
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.core import errors as core
 from kvstore.core.errors import InternalError, InvalidArgument, KVStoreError, NotFound, Unavailable
-from kvstore.rpc.errors import ERRORS, STATUS_CODES, as_domain, from_detail, status_code, to_detail
+from kvstore.wire.errors import ERRORS, STATUS_CODES, as_domain, from_detail, status_code, to_detail
 
 
 def subclasses(kind):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.rpc.framing import FRAME_BYTES_MAX, Frame, FrameDecoder, FrameKind, pack_frame
+from kvstore.wire.framing import FRAME_BYTES_MAX, Frame, FrameDecoder, FrameKind, pack_frame
 
 frames = st.builds(
     Frame,

@@ -23,12 +23,12 @@ from kvstore.core.errors import (
 from kvstore.core.types import SessionId
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import BoundedPool, check_rights
-from kvstore.rpc.errors import from_detail
-from kvstore.rpc.framing import PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
 from kvstore.rpc.listener import SocketLock, bind_unix, check_socket_path
 from kvstore.rpc.session_server import CALLS_MAX, _Connection
 from kvstore.rpc.table import METHODS
 from kvstore.v1 import admin_pb2, leases_pb2, session_pb2
+from kvstore.wire.errors import from_detail
+from kvstore.wire.framing import PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
 from tests.client.harness import until
 
 

@@ -14,8 +14,8 @@ from kvstore.client.payloads import PutPlan
 from kvstore.client.streaming import write_messages
 from kvstore.core.errors import InvalidArgument, KVStoreError, UnknownNamespace
 from kvstore.core.types import Outcome, Tier
-from kvstore.rpc.errors import SESSION_METADATA
 from kvstore.v1 import admin_pb2, cache_pb2, events_pb2
+from kvstore.wire.errors import SESSION_METADATA
 from tests.client.harness import blocks_of, chain, payload, small_spec, until
 
 _salts = itertools.count()

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kvstore.cache import CommitEntry
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted, Unavailable, UnknownBlock
 from kvstore.core.keys import chain_keys
 from kvstore.core.namespace import NamespacePolicy
 from kvstore.core.types import Area, Outcome, Reason, Target, Tier, WritePolicy
-from kvstore.store.api import CommitEntry
 from kvstore.store.config import StoreConfig
 from kvstore.store.report import EventKind
 from kvstore.testing.memory_disk import MemoryDisk

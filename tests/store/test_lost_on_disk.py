@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
+from kvstore.cache import CommitEntry
 from kvstore.core.errors import TierUnavailable, Unavailable
 from kvstore.core.types import Area, Durability, Outcome, Reason, Target, Tier
-from kvstore.store.api import CommitEntry
 from kvstore.testing.faulty_disk import Crash, FaultyDisk
 from kvstore.testing.invariants import violations
 from kvstore.tiers.ssd import SsdConfig, SsdTier

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kvstore.cache import CommitEntry
 from kvstore.core.clock import ManualClock
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.keys import chain_keys, parents_of
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Area, Codec, Outcome, Reason, Target, Tier
-from kvstore.store.api import CommitEntry
 from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.embedded import EmbeddedCache, build_store
 from kvstore.testing.invariants import violations

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from kvstore.cache import CommitEntry
 from kvstore.core.keys import chain_keys
 from kvstore.core.types import ROOT_PARENT, Area, Durability, Outcome, Target, Tier, WritePolicy
-from kvstore.store.api import CommitEntry
 from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.embedded import EmbeddedCache
 from kvstore.testing.faulty_disk import Crash, FaultyDisk

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.cache import CommitEntry
 from kvstore.core.errors import InvalidArgument, ResourceExhausted, UnknownReservation
 from kvstore.core.keys import block_key, chain_keys, parents_of
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import ROOT_PARENT, Area, BlockKey, Outcome, Reason, ReservationId, Tier
-from kvstore.store.api import CommitEntry
 from kvstore.store.config import StoreConfig
 from kvstore.store.embedded import EmbeddedCache
 from kvstore.testing.world import ON_DEVICE, SPEC

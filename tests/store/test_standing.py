@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.cache import CommitEntry
 from kvstore.core.errors import InvalidArgument, UnknownReservation
 from kvstore.core.keys import parents_of
 from kvstore.core.types import Area, Outcome, Reason, Tier
-from kvstore.store.api import CommitEntry
 from kvstore.store.commit import Commit
 from kvstore.store.embedded import EmbeddedCache
 from kvstore.testing.invariants import violations

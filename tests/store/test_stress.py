@@ -8,10 +8,10 @@ import traceback
 
 import pytest
 
+from kvstore.cache import CommitEntry
 from kvstore.core.errors import KVStoreError
 from kvstore.core.keys import chain_keys, parents_of
 from kvstore.core.types import Area, Outcome, Target, Tier, WritePolicy
-from kvstore.store.api import CommitEntry
 from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.embedded import EmbeddedCache
 from kvstore.testing.invariants import violations

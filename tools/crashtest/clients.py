@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from kvstore.cache import CommitEntry, CommitResult
 from kvstore.client import Client, ClientOptions
 from kvstore.client.payloads import PutBlocks
 from kvstore.core.errors import KVStoreError, Unavailable
 from kvstore.core.keys import parents_of
 from kvstore.core.namespace import NamespacePolicy
 from kvstore.core.types import Area, BlockKey, Durability, NamespaceId, Outcome, Tier
-from kvstore.store.api import CommitEntry, CommitResult
 from kvstore.tools.crashtest.known import SLICE_BYTES, SPEC, Known, keys_of, payload_of
 from kvstore.tools.crashtest.trace import Trace
 

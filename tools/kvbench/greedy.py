@@ -17,6 +17,7 @@ from typing import Final
 
 from transformers.utils.logging import disable_progress_bar
 
+from kvstore.cache import Cache
 from kvstore.client import Client, ClientOptions
 from kvstore.core.errors import InternalError, InvalidArgument
 from kvstore.core.keys import chain_keys
@@ -30,7 +31,6 @@ from kvstore.engine.sampling import SamplingParams
 from kvstore.engine.sequence import RequestId
 from kvstore.engine.text import TextCodec
 from kvstore.engine.weights import Model, load_model
-from kvstore.store.api import Cache
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvbench.greedy_report import Answered, report_of
 from kvstore.tools.kvbench.quality import load_text, tokens_of

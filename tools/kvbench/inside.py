@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from kvstore.cache import CommitEntry
 from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import BlockKey, NamespaceId, Outcome, Tier
-from kvstore.store.api import CommitEntry
 from kvstore.store.embedded import EmbeddedCache, build_store
 from kvstore.tiers.base import DiskTier
 from kvstore.tools.kvbench.workload import Chain

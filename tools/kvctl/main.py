@@ -10,9 +10,9 @@ from typing import Annotated, Final, cast
 import typer
 
 from kvstore import __version__
-from kvstore.rpc.paths import default_socket
 from kvstore.tools.kvctl.command import Connect, Function, as_command
 from kvstore.tools.kvctl.connect import connect_daemon
+from kvstore.wire.paths import default_socket
 
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "Look": ("status", "ls", "show", "match", "why", "leases", "du", "doctor"),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvstore.cache import Cache
 from kvstore.core.errors import InvalidArgument
-from kvstore.store.api import Cache
 from kvstore.store.embedded import EmbeddedCache, build_store
 from kvstore.tiers.ssd import SsdConfig, SsdTier
 

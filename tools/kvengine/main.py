@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from transformers.utils.logging import disable_progress_bar
 
+from kvstore.cache import Cache
 from kvstore.client import Client, ClientOptions
 from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.core.namespace import NamespacePolicy
@@ -16,7 +17,6 @@ from kvstore.engine.engine import Engine
 from kvstore.engine.link import cuda_device
 from kvstore.engine.sequence import FinishReason
 from kvstore.engine.weights import Model, load_model, use_threads
-from kvstore.store.api import Cache
 from kvstore.tools.kvengine.embedded import embedded_cache
 from kvstore.tools.kvengine.options import Options, parse
 from kvstore.tools.kvengine.report import print_answers

@@ -13,9 +13,9 @@ from crc32c import crc32c
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.namespace import NamespacePolicy
 from kvstore.core.types import Coding
-from kvstore.rpc.framing import CHUNK_BYTES_MAX
 from kvstore.tiers.lossless import PLANES, decode_slice, encode_slice
 from kvstore.v1 import cache_pb2
+from kvstore.wire.framing import CHUNK_BYTES_MAX
 
 AnyChunk = cache_pb2.ReadChunk | cache_pb2.WriteChunk
 

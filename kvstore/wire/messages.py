@@ -1,0 +1,223 @@
+"""Messages to store values and back, for both ends of the wire.
+
+Keys travel packed and places as columns, because a repeated message a key costs more than the call itself.
+Values that come from a request are checked here where the message alone can tell that they are wrong; what
+needs the store's tables is checked by the store. Enum fields that hold unknown numbers are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from functools import partial
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
+
+from kvstore.cache import NearNamespace
+from kvstore.core.errors import InvalidArgument
+from kvstore.core.keys import split_keys
+from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
+from kvstore.core.types import (
+    BATCH_KEYS_MAX,
+    KEY_BYTES,
+    Area,
+    BlockKey,
+    Busy,
+    Codec,
+    Durability,
+    NamespaceId,
+    Outcome,
+    Place,
+    Reason,
+    Tier,
+    WritePolicy,
+)
+from kvstore.v1 import cache_pb2, common_pb2
+
+E = TypeVar("E", bound=IntEnum)
+
+OUTCOMES: Final = (Outcome.MISS, *Outcome)
+"""Outcome by wire number; an unset one reads as MISS."""
+
+REASONS: Final = tuple(Reason)
+AREAS: Final = tuple(Area)
+CODECS: Final = tuple(Codec)
+
+_NO_PLACE: Final = Place(Area.NONE, 0, 0)
+_NEW_PLACE: Final[Callable[[Iterable[object]], Place]] = partial(tuple.__new__, Place)
+
+_SPEC_FIELDS: Final = tuple(field.name for field in common_pb2.NamespaceSpec.DESCRIPTOR.fields)
+_LAYOUT_FIELDS: Final = tuple(field.name for field in common_pb2.BlockLayout.DESCRIPTOR.fields)
+
+
+# ---------------------------------------------------------------- checks of request fields
+
+
+def enum_of(field: str, number: int, kind: type[E]) -> E:
+    """Member of ``kind`` with this number; InvalidArgument naming the field if there is none."""
+    try:
+        return kind(number)
+    except ValueError as error:
+        known = ", ".join(f"{item.value} ({item.name})" for item in kind if item.value or kind in (Codec, Reason))
+        raise InvalidArgument(field, number, f"one of {known}") from error
+
+
+def namespace_of(data: bytes, field: str = "namespace_id") -> NamespaceId:
+    """A namespace id of 32 bytes."""
+    if len(data) != KEY_BYTES:
+        raise InvalidArgument(field, f"{len(data)} bytes", f"{KEY_BYTES} bytes, the id that OpenNamespace answered")
+    return NamespaceId(data)
+
+
+def keys_of(packed: bytes, field: str = "keys", *, empty: bool = False) -> list[BlockKey]:
+    """Packed keys as a list: 1 to 4,096 of them, all different; none at all only with ``empty``."""
+    keys = split_keys(field, packed)
+    if len(keys) > BATCH_KEYS_MAX:
+        raise InvalidArgument(field, f"{len(keys)} keys", f"at most {BATCH_KEYS_MAX} keys a call")
+    if not keys and not empty:
+        raise InvalidArgument(field, "empty", f"1 to {BATCH_KEYS_MAX} keys of {KEY_BYTES} bytes")
+    if len(set(keys)) != len(keys):
+        twice = next(key for position, key in enumerate(keys) if key in keys[:position])
+        raise InvalidArgument(field, f"{twice.hex()[:16]} twice", "different keys")
+    return keys
+
+
+def parents_of_entries(packed: bytes, count: int, field: str = "parents") -> list[BlockKey]:
+    """Packed parent keys, one for each of ``count`` keys; parents may repeat."""
+    parents = split_keys(field, packed)
+    if len(parents) != count:
+        raise InvalidArgument(field, f"{len(parents)} keys", f"{count} keys, one for each of keys")
+    return parents
+
+
+def layers_of(begin: int, end: int) -> tuple[int, int] | None:
+    """A half-open layer range; None for all layers (both 0). The store checks the upper bound."""
+    if begin == 0 and end == 0:
+        return None
+    if begin >= end:
+        raise InvalidArgument("layer_end", end, f"above layer_begin, which is {begin}; or both 0 for all layers")
+    return begin, end
+
+
+# ---------------------------------------------------------------- namespaces
+
+
+def spec_of(message: common_pb2.NamespaceSpec) -> NamespaceSpec:
+    """Spec of a message; NamespaceSpec itself checks every field."""
+    values = {name: getattr(message, name) for name in _SPEC_FIELDS}
+    return NamespaceSpec(**{**values, "raw_layers": tuple(message.raw_layers)})
+
+
+def spec_message(spec: NamespaceSpec) -> common_pb2.NamespaceSpec:
+    """Message of a spec."""
+    return common_pb2.NamespaceSpec(**{name: getattr(spec, name) for name in _SPEC_FIELDS})
+
+
+def policy_of(message: common_pb2.NamespacePolicy) -> NamespacePolicy:
+    """Policy of a message; unset enums become the defaults."""
+    default = NamespacePolicy()
+    write = enum_of("policy.write", message.write, WritePolicy) if message.write else default.write
+    durability = enum_of("policy.durability", message.durability, Durability) if message.durability else None
+    return NamespacePolicy(
+        write=write,
+        durability=durability or default.durability,
+        raw_first_tokens=message.raw_first_tokens,
+        lossless=message.lossless,
+        device_codec=message.device_codec or default.device_codec,
+    )
+
+
+def policy_message(policy: NamespacePolicy) -> common_pb2.NamespacePolicy:
+    """Message of a policy."""
+    return common_pb2.NamespacePolicy(
+        write=int(policy.write),  # type: ignore[arg-type]
+        durability=int(policy.durability),  # type: ignore[arg-type]
+        raw_first_tokens=policy.raw_first_tokens,
+        lossless=policy.lossless,
+        device_codec=policy.device_codec,
+    )
+
+
+def layout_message(layout: BlockLayout) -> common_pb2.BlockLayout:
+    """Message of a layout."""
+    return common_pb2.BlockLayout(**{name: getattr(layout, name) for name in _LAYOUT_FIELDS})
+
+
+def near_messages(near: Iterable[NearNamespace]) -> list[cache_pb2.NearNamespace]:
+    """Messages of near namespaces."""
+    return [cache_pb2.NearNamespace(namespace_id=n.namespace_id, fields=n.fields, blocks=n.blocks) for n in near]
+
+
+def near_of(messages: Iterable[cache_pb2.NearNamespace]) -> tuple[NearNamespace, ...]:
+    """Near namespaces of messages."""
+    return tuple(NearNamespace(NamespaceId(m.namespace_id), tuple(m.fields), m.blocks) for m in messages)
+
+
+# ---------------------------------------------------------------- outcomes and places
+
+
+def fill_places(message: common_pb2.Places, places: Sequence[Place | None]) -> None:
+    """Write places as columns; no columns at all where every place is None."""
+    if not any(places):
+        return
+    areas, offsets, strides, codecs = zip(*[place or _NO_PLACE for place in places], strict=True)
+    message.areas.extend(areas)
+    message.offsets.extend(offsets)
+    message.strides.extend(strides)
+    message.codecs.extend(codecs)
+
+
+def places_of(message: common_pb2.Places, count: int) -> tuple[Place | None, ...]:
+    """Places of columns, ``count`` of them."""
+    numbers = message.areas[:]
+    if not numbers:
+        return (None,) * count
+    areas, codecs = _members(AREAS, numbers), _members(CODECS, message.codecs[:])
+    columns = zip(areas, message.offsets[:], message.strides[:], codecs, strict=True)
+    # As Place(*column), which takes three times as long: calls bring hundreds.
+    places = tuple(map(_NEW_PLACE, columns))
+    return places if 0 not in numbers else tuple([place if place.area else None for place in places])
+
+
+def outcomes_of(numbers: Iterable[int]) -> tuple[Outcome, ...]:
+    """Outcomes of wire numbers."""
+    return _members(OUTCOMES, list(numbers))
+
+
+def reasons_of(numbers: Iterable[int]) -> tuple[Reason, ...]:
+    """Reasons of wire numbers."""
+    return _members(REASONS, list(numbers))
+
+
+def _members(members: Sequence[E], numbers: Sequence[int]) -> tuple[E, ...]:
+    """Members by number. Most columns have the same number everywhere."""
+    if numbers and numbers.count(numbers[0]) == len(numbers):
+        return (members[numbers[0]],) * len(numbers)
+    return tuple([members[number] for number in numbers])
+
+
+def fill_busy(message: Message, busy: Busy | None) -> None:
+    """Write what an allocation needed and found into ``message.busy``; leaves it unset for None."""
+    if busy is None:
+        return
+    target = message.busy  # type: ignore[attr-defined]
+    target.tier = int(busy.tier)
+    target.needed_bytes = busy.needed_bytes
+    target.free_bytes = busy.free_bytes
+    target.evictable_bytes = busy.evictable_bytes
+    target.reason = int(busy.reason)
+
+
+def busy_of(message: Message) -> Busy | None:
+    """The Busy of a reply, None if unset."""
+    if not message.HasField("busy"):
+        return None
+    source = message.busy  # type: ignore[attr-defined]
+    return Busy(
+        Tier(source.tier or Tier.HOST),
+        source.needed_bytes,
+        source.free_bytes,
+        source.evictable_bytes,
+        REASONS[source.reason],
+    )
