@@ -123,7 +123,7 @@ class PutPlan:
         groups: dict[int, Copies] = {}
         buffer: memoryview | None = None
         for i in pending_of(reserved):
-            _, offset, stride, _ = required(reserved.places[i])
+            _, offset, stride, *_ = required(reserved.places[i])
             if buffer is None:
                 buffer = memory(Area.BUFFER)
             group = groups.setdefault(stride, Copies(layers, size, stride, size))
@@ -214,7 +214,7 @@ class GetPlan:
         for i, place in enumerate(fetched.places):
             if place is None or fetched.outcomes[i] is not Outcome.HIT:
                 continue
-            area, offset, stride, codec = place
+            area, offset, stride, codec, _ = place
             kind = area, stride, codec
             if kind not in groups:
                 layers, size = layout.units_of(codec), layout.of_codec(codec)[0]
@@ -241,7 +241,7 @@ def views_of(fetched: FetchResult, layout: BlockLayout, memory: Memory) -> tuple
         if place is None or outcome is not Outcome.HIT:
             views.append(None)
             continue
-        area, offset, _, codec = place
+        area, offset, _, codec, _ = place
         if area not in areas:
             areas[area] = memory(area)
         views.append(BlockView(areas[area], offset, layout, codec))

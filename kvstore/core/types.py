@@ -128,6 +128,9 @@ class Place(NamedTuple):
     offset: int
     stride: int
     codec: Codec = Codec.RAW
+    version: int = 0
+    """Of the page at ``offset`` when the place was told (``tiers/versions.py``). A reader that finds the same one there
+    after its copy has copied this block's bytes. 0: the place has none."""
 
 
 @dataclass(frozen=True, slots=True)

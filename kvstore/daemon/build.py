@@ -19,7 +19,7 @@ from kvstore.store.get import JobDone
 from kvstore.store.store import Store
 from kvstore.tiers.device import MemfdDeviceArena
 from kvstore.tiers.device_probe import DeviceChoice, choose_device
-from kvstore.tiers.host import HostArena, Pin
+from kvstore.tiers.host import HostArena, MemfdArena, Pin
 from kvstore.tiers.ssd import SsdConfig, SsdTier
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Tiers:
     def exports(self) -> list[ArenaExport]:
         """What clients may map."""
         exports = [] if self.device is None else [_device_export(self.device)]
-        exports.append(ArenaExport(Area.HOST, self.host.mapped_bytes, self.host.fd, writable=False))
+        exports.append(_memfd_export(self.host, writable=False))
         return exports
 
     def close(self) -> None:
@@ -54,9 +54,15 @@ class Tiers:
             self.disk.close()
 
 
+def _memfd_export(arena: MemfdArena, *, writable: bool) -> ArenaExport:
+    return ArenaExport(
+        arena.area, arena.capacity_bytes, arena.fd, writable=writable, versions_offset=arena.capacity_bytes
+    )
+
+
 def _device_export(device: MemfdDeviceArena | CudaDeviceArena) -> ArenaExport:
     if isinstance(device, MemfdDeviceArena):
-        return ArenaExport(Area.DEVICE, device.mapped_bytes, device.fd, writable=True)
+        return _memfd_export(device, writable=True)
     return ArenaExport(
         Area.DEVICE,
         device.capacity_bytes,

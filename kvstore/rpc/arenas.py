@@ -23,6 +23,8 @@ class ArenaExport:
     kind: str = "memfd"
     device: int = 0
     handle: bytes = b""
+    versions_offset: int = 0
+    """Where the versions of its pages begin in the memory of ``fd``; 0 for none."""
 
     def message(self) -> session_pb2.ArenaInfo:
         """The arena's line in a Welcome."""
@@ -33,4 +35,5 @@ class ArenaExport:
             kind=self.kind,
             device=self.device,
             cuda_ipc_handle=self.handle,
+            versions_offset=self.versions_offset,
         )

@@ -157,7 +157,9 @@ class SessionServer:
         """The arenas for one session: those of the node that it asked for, and its buffer."""
         shared = [e for e in self._exports if e.area is not Area.DEVICE or hello.device]
         if handle.buffer_fd >= 0:
-            shared.append(ArenaExport(Area.BUFFER, handle.buffer_bytes, handle.buffer_fd, writable=True))
+            # The versions of a buffer's pages lie behind its bytes, as in every memfd arena.
+            behind = handle.buffer_bytes
+            shared.append(ArenaExport(Area.BUFFER, behind, handle.buffer_fd, writable=True, versions_offset=behind))
         return shared
 
     def _welcome(self, connection: socket.socket, call_id: int, token: bytes, shared: list[ArenaExport]) -> None:

@@ -21,6 +21,7 @@ from kvstore.store.lifecycle import CopyState, Event
 from kvstore.store.lru import LruList
 from kvstore.store.namespaces import Namespace, NamespaceTable, kind_of
 from kvstore.tiers.base import Arena, DiskHandle
+from kvstore.tiers.versions import NO_VERSIONS, Versions
 
 # Looked up by number on every fetch, where calling the enum would cost more than the rest of the step.
 _CODECS = tuple(Codec) * 2
@@ -57,6 +58,10 @@ class Book:
         self.lists = [LruList(self.index, Tier(max(number, 1))) for number in range(4)]
         self.namespaces = namespaces
         self.arenas = arenas
+        self.versions: list[Versions] = [NO_VERSIONS] * 4
+        """Of the pages of each tier's arena, by tier."""
+        for tier, arena in arenas.items():
+            self.versions[tier] = arena.versions
         self.events = EventLog(limits[0])
         self.news = News(self.events)
         self.tombstones = Tombstones(limits[1])

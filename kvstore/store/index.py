@@ -24,7 +24,8 @@ UNKNOWN: Final = -2
 UNLISTED: Final = -3
 """In the links of a block that is on no list of the tier."""
 
-PAGE: Final = 4096
+PAGE_BITS: Final = 12
+PAGE: Final = 1 << PAGE_BITS
 DEPTH_MAX: Final = 0xFFFF
 HITS_MAX: Final = 0xFFFF
 _CHUNK: Final = 4096

@@ -10,6 +10,7 @@ from kvstore.cache import FetchResult
 from kvstore.core.types import Area, BlockKey, Busy, Codec, JobId, Outcome, Place, Reason, Target, Tier
 from kvstore.store import copies
 from kvstore.store.book import copy_number
+from kvstore.store.index import PAGE_BITS
 from kvstore.store.movement import Failures
 from kvstore.store.namespaces import Namespace
 from kvstore.store.owners import Lease, Session
@@ -249,7 +250,8 @@ class Loading:
                 load.settle(one.position, Outcome.MISS, one.reason)
             return
         lease.buffers.setdefault(load.keys[one.position], []).append(one.range)
-        place = Place(Area.BUFFER, one.range[0], one.lengths[1], one.codec)
+        begin = one.range[0]
+        place = Place(Area.BUFFER, begin, one.lengths[1], one.codec, one.buffer.versions[begin >> PAGE_BITS])
         load.settle(one.position, Outcome.HIT, Reason.NONE, place)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvstore.core.types import Area, BlockKey, Codec, Outcome, Place, Reason, Target, Tier
 from kvstore.store.book import Book
-from kvstore.store.index import NONE, PAGE
+from kvstore.store.index import NONE, PAGE, PAGE_BITS
 from kvstore.store.loading import Load
 from kvstore.store.places import place_of
 
@@ -35,6 +35,7 @@ def pin_found(book: Book, load: Load, readable: int, why: Callable[[BlockKey], R
     index, lease, namespace = book.index, load.lease, load.namespace.number
     slots, residency, namespaces, codecs = index.slots.get, index.residency, index.namespace, index.codec
     wanted, found, columns = _WANTED[load.target], load.slots, index.place
+    versions = book.versions
     pins = set[int]() if lease is None else lease.pins
     begins: dict[int, tuple[int, Area, int, Codec]] = {}
     """By tier and codec: where slices begin in a block, then area, stride and codec of its place."""
@@ -63,11 +64,12 @@ def pin_found(book: Book, load: Load, readable: int, why: Callable[[BlockKey], R
             fresh.append(number)
         kind, offset = 4 * tier + codecs[slot], columns[tier][slot] * PAGE
         if kind not in begins:
-            area, first, stride, codec = place_of(book, slot, _TIERS[tier], load.layers[0])
+            area, first, stride, codec, _ = place_of(book, slot, _TIERS[tier], load.layers[0])
             begins[kind] = first - offset, area, stride, codec
-        begin, area, stride, codec = begins[kind]
+        first, area, stride, codec = begins[kind]
+        begin = first + offset
         # As Place(...), which takes twice as long.
-        places.append(new(Place, (area, offset + begin, stride, codec)))
+        places.append(new(Place, (area, begin, stride, codec, versions[tier][begin >> PAGE_BITS])))
     load.settle_hits(hits, places)
     book.pin_all(fresh)
     return used

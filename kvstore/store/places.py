@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvstore.core.types import Area, Place, Tier
 from kvstore.store.book import Book
+from kvstore.store.index import PAGE_BITS
 
 
 def place_of(book: Book, slot: int, tier: Tier, first_layer: int = 0) -> Place:
@@ -12,7 +13,9 @@ def place_of(book: Book, slot: int, tier: Tier, first_layer: int = 0) -> Place:
     offset = book.index.offset(slot, tier)
     if tier is Tier.DEVICE:
         codec = book.device_codec(slot)
-        return Place(Area.DEVICE, offset + layout.layer_offset(codec, first_layer), layout.of_codec(codec)[1], codec)
+        begin = offset + layout.layer_offset(codec, first_layer)
+        version = book.versions[tier][begin >> PAGE_BITS]
+        return Place(Area.DEVICE, begin, layout.of_codec(codec)[1], codec, version)
     codec = book.codec(slot)
-    begin = layout.header_bytes + layout.layer_offset(codec, first_layer)
-    return Place(Area.HOST, offset + begin, layout.of_codec(codec)[1], codec)
+    begin = offset + layout.header_bytes + layout.layer_offset(codec, first_layer)
+    return Place(Area.HOST, begin, layout.of_codec(codec)[1], codec, book.versions[tier][begin >> PAGE_BITS])

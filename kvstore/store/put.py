@@ -26,7 +26,7 @@ from kvstore.store import validate
 from kvstore.store.book import Copy
 from kvstore.store.commit import Commit
 from kvstore.store.durable import Durably
-from kvstore.store.index import NONE
+from kvstore.store.index import NONE, PAGE_BITS
 from kvstore.store.lifecycle import Event
 from kvstore.store.movement import Movement
 from kvstore.store.namespaces import Namespace
@@ -145,7 +145,9 @@ class Put:
         state.owners.add_reservation(reservation)
         if area is Area.DEVICE:
             state.reserved_bytes += nbytes
-        claims.add(Outcome.PENDING, reservation.reservation_id, Place(area, offset, layout.raw_slice_stride, Codec.RAW))
+        arena = buffer if area is Area.BUFFER and buffer is not None else state.arenas[Tier.DEVICE]
+        place = Place(area, offset, layout.raw_slice_stride, Codec.RAW, arena.versions[offset >> PAGE_BITS])
+        claims.add(Outcome.PENDING, reservation.reservation_id, place)
 
     def abort(self, session_id: SessionId, reservation_ids: Sequence[ReservationId]) -> int:
         """See ``Cache.abort``."""

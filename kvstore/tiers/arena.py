@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvstore.kernels.layout import align_up
@@ -57,12 +57,17 @@ class RangeAllocator:
                 self._used += size
             return start
 
-    def free(self, offset: int, nbytes: int) -> None:
-        """Give a range back. ValueError if it was not handed out with this offset and size."""
+    def free(self, offset: int, nbytes: int, leaving: Callable[[int, int], None] | None = None) -> None:
+        """Give a range back. ValueError if it was not handed out with this offset and size.
+
+        ``leaving`` is told offset and bytes before the range can be handed out again.
+        """
         size = align_up(nbytes, PAGE)
         with self._lock:
             if self._taken.get(offset) != size:
                 raise ValueError(f"{offset}+{nbytes} was not handed out; found {self._taken.get(offset)} bytes there")
+            if leaving is not None:
+                leaving(offset, size)
             del self._taken[offset]
             self._used -= size
             self._loose.setdefault(size, []).append(offset)

@@ -15,6 +15,7 @@ from typing import NewType, Protocol
 
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Area, BlockKey, Codec, NamespaceId, Tier
+from kvstore.tiers.versions import Versions
 
 DiskHandle = NewType("DiskHandle", int)
 """Names one block on SSD while the daemon runs: 0 <= handle < 2**31. Stays the same when the block is rewritten."""
@@ -29,6 +30,8 @@ class Arena(Protocol):
     """For people: "memfd, 2 MiB hugetlb pages"."""
     warnings: tuple[str, ...]
     """Loud things an operator should know, each with the command that mends it."""
+    versions: Versions
+    """The version of each page, which ``free`` raises before a range can be handed out again; see ``versions.py``."""
 
     @property
     def used_bytes(self) -> int:

@@ -23,6 +23,7 @@ from kvstore.core.types import Area, Codec
 from kvstore.tiers.arena import RangeAllocator
 from kvstore.tiers.base import DeviceArena
 from kvstore.tiers.coding import decode_block, encode_block
+from kvstore.tiers.versions import NO_VERSIONS
 
 IPC_HANDLE_BYTES: Final = 64
 
@@ -90,6 +91,7 @@ class CudaDeviceArena:
         self.capacity_bytes = nbytes // 4096 * 4096
         self.backing = f"CUDA device {device}, IPC"
         self.warnings: tuple[str, ...] = ()
+        self.versions = NO_VERSIONS
         self._lock = threading.Lock()
         """Guards the staging buffer, which grows to the largest block."""
         self._staging = bytearray()

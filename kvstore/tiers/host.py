@@ -16,6 +16,7 @@ from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import Area
 from kvstore.tiers import memfd
 from kvstore.tiers.arena import RangeAllocator
+from kvstore.tiers.versions import Versions, VersionTable, table_bytes
 
 ARENA_BYTES_MAX: Final = 4096 * 0xFFFF_FFFF
 """Offsets are kept as page numbers of 32 bits."""
@@ -25,18 +26,25 @@ Pin = Callable[[int, int], Callable[[], None]]
 
 
 class MemfdArena:
-    """Shared memory with an allocator; meets ``base.Arena``. ``fd`` is this object's own: pass duplicates on."""
+    """Shared memory with an allocator, and the versions of its pages behind it; meets ``base.Arena``.
+
+    ``fd`` is this object's own: pass duplicates on.
+    """
 
     def __init__(self, name: str, nbytes: int, area: Area, *, populate: bool = True) -> None:
         if not 4096 <= nbytes <= ARENA_BYTES_MAX:
             raise InvalidArgument(f"{name}.bytes", nbytes, f"4096 to {ARENA_BYTES_MAX}")
         self.area = area
-        self._memory = memfd.create(name, nbytes, populate=populate)
         self.capacity_bytes = nbytes // 4096 * 4096
+        self.versions_bytes = table_bytes(self.capacity_bytes)
+        self._memory = memfd.create(name, self.capacity_bytes + self.versions_bytes, populate=populate)
         self.backing = self._memory.backing
         self.warnings: tuple[str, ...] = self._memory.warnings
         self._view = memoryview(self._memory.map)
         self._ranges = RangeAllocator(self.capacity_bytes)
+        behind = slice(self.capacity_bytes, self.capacity_bytes + self.versions_bytes)
+        self._versions = VersionTable(self._view[behind])
+        self.versions: Versions = self._versions.numbers
         self._closed = False
 
     @property
@@ -46,7 +54,7 @@ class MemfdArena:
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the memory as mapped: the capacity rounded up to 2 MiB."""
+        """Bytes of the memory as mapped: the capacity and its versions, rounded up to whole pages of its kind."""
         return self._memory.nbytes
 
     @property
@@ -69,7 +77,7 @@ class MemfdArena:
 
     def free(self, offset: int, nbytes: int) -> None:
         """See ``base.Arena.free``."""
-        self._ranges.free(offset, nbytes)
+        self._ranges.free(offset, nbytes, self._versions.bump)
 
     def largest_hole_with(self, ranges: Sequence[tuple[int, int]]) -> int:
         """See ``base.Arena.largest_hole_with``."""
@@ -77,8 +85,8 @@ class MemfdArena:
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """See ``base.Arena.view``. ValueError outside the arena."""
-        if offset < 0 or nbytes < 0 or offset + nbytes > self._memory.nbytes:
-            raise ValueError(f"{offset}+{nbytes} is outside of {self._memory.nbytes} bytes")
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.capacity_bytes:
+            raise ValueError(f"{offset}+{nbytes} is outside of {self.capacity_bytes} bytes")
         return self._view[offset : offset + nbytes]
 
     def seal_size(self) -> None:
@@ -94,6 +102,7 @@ class MemfdArena:
         if self._closed:
             return
         self._closed = True
+        self._versions.release()
         self._view.release()
         memfd.release(self._memory)
 

@@ -20,6 +20,7 @@ from typing import Final
 from kvstore.core.errors import Unavailable
 from kvstore.kernels.layout import align_up
 
+PAGE: Final = 4096
 HUGE_PAGE: Final = 2 << 20
 SHMEM_ENABLED: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
@@ -48,14 +49,14 @@ class SharedMemory:
 
 
 def create(name: str, nbytes: int, *, populate: bool = True) -> SharedMemory:
-    """Make ``nbytes`` (rounded up to 2 MiB) of shared memory on the best pages and fault it in.
+    """Make ``nbytes`` of shared memory, rounded up to whole pages, on the best pages and fault it in.
 
     ``name`` shows in /proc/PID/maps only. Raises Unavailable if the machine has no such memory left.
     """
-    size = align_up(max(nbytes, 1), HUGE_PAGE)
+    size = max(nbytes, 1)
     attempts: list[Callable[[], SharedMemory | None]] = [
-        lambda: _hugetlb(name, size),
-        lambda: _plain(name, size, populate),
+        lambda: _hugetlb(name, align_up(size, HUGE_PAGE)),
+        lambda: _plain(name, align_up(size, PAGE), populate),
     ]
     for attempt in attempts:
         memory = attempt()

@@ -90,16 +90,18 @@ DURABILITY_MEMORY: Durability
 DURABILITY_DURABLE: Durability
 
 class Places(_message.Message):
-    __slots__ = ("areas", "offsets", "strides", "codecs")
+    __slots__ = ("areas", "offsets", "strides", "codecs", "versions")
     AREAS_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     STRIDES_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     areas: _containers.RepeatedScalarFieldContainer[Area]
     offsets: _containers.RepeatedScalarFieldContainer[int]
     strides: _containers.RepeatedScalarFieldContainer[int]
     codecs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, areas: _Optional[_Iterable[_Union[Area, str]]] = ..., offsets: _Optional[_Iterable[int]] = ..., strides: _Optional[_Iterable[int]] = ..., codecs: _Optional[_Iterable[int]] = ...) -> None: ...
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, areas: _Optional[_Iterable[_Union[Area, str]]] = ..., offsets: _Optional[_Iterable[int]] = ..., strides: _Optional[_Iterable[int]] = ..., codecs: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BusyInfo(_message.Message):
     __slots__ = ("tier", "needed_bytes", "free_bytes", "evictable_bytes", "reason")

@@ -21,20 +21,22 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., buffer_bytes: _Optional[int] = ..., device: _Optional[bool] = ...) -> None: ...
 
 class ArenaInfo(_message.Message):
-    __slots__ = ("area", "bytes", "writable", "kind", "device", "cuda_ipc_handle")
+    __slots__ = ("area", "bytes", "writable", "kind", "device", "cuda_ipc_handle", "versions_offset")
     AREA_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITABLE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     CUDA_IPC_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     area: _common_pb2.Area
     bytes: int
     writable: bool
     kind: str
     device: int
     cuda_ipc_handle: bytes
-    def __init__(self, area: _Optional[_Union[_common_pb2.Area, str]] = ..., bytes: _Optional[int] = ..., writable: _Optional[bool] = ..., kind: _Optional[str] = ..., device: _Optional[int] = ..., cuda_ipc_handle: _Optional[bytes] = ...) -> None: ...
+    versions_offset: int
+    def __init__(self, area: _Optional[_Union[_common_pb2.Area, str]] = ..., bytes: _Optional[int] = ..., writable: _Optional[bool] = ..., kind: _Optional[str] = ..., device: _Optional[int] = ..., cuda_ipc_handle: _Optional[bytes] = ..., versions_offset: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "boot_id", "token", "arenas", "version")

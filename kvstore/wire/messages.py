@@ -161,11 +161,12 @@ def fill_places(message: common_pb2.Places, places: Sequence[Place | None]) -> N
     """Write places as columns; no columns at all where every place is None."""
     if not any(places):
         return
-    areas, offsets, strides, codecs = zip(*[place or _NO_PLACE for place in places], strict=True)
+    areas, offsets, strides, codecs, versions = zip(*[place or _NO_PLACE for place in places], strict=True)
     message.areas.extend(areas)
     message.offsets.extend(offsets)
     message.strides.extend(strides)
     message.codecs.extend(codecs)
+    message.versions.extend(versions)
 
 
 def places_of(message: common_pb2.Places, count: int) -> tuple[Place | None, ...]:
@@ -174,7 +175,9 @@ def places_of(message: common_pb2.Places, count: int) -> tuple[Place | None, ...
     if not numbers:
         return (None,) * count
     areas, codecs = _members(AREAS, numbers), _members(CODECS, message.codecs[:])
-    columns = zip(areas, message.offsets[:], message.strides[:], codecs, strict=True)
+    # A daemon from before versions sends none.
+    versions = message.versions[:] or [0] * len(numbers)
+    columns = zip(areas, message.offsets[:], message.strides[:], codecs, versions, strict=True)
     # As Place(*column), which takes three times as long: calls bring hundreds.
     places = tuple(map(_NEW_PLACE, columns))
     return places if 0 not in numbers else tuple([place if place.area else None for place in places])

@@ -345,3 +345,28 @@ def test_targets_that_this_store_or_session_does_not_have(make_world):
         bare.fetch(world.namespace_id, [], Target.BUFFER, lease_id=lease)
     with pytest.raises(InvalidArgument, match="without a buffer"):
         bare.reserve(world.namespace_id, Tier.HOST, count=1)
+
+
+@pytest.mark.parametrize("target", [Target.IN_PLACE, Target.BUFFER])
+def test_a_place_has_a_version_that_lasts_as_long_as_its_bytes(world, target):
+    keys = world.chain(1, 1)
+    world.put(keys)
+    lease = world.cache.grant_lease("reader", 60_000)
+
+    def fetch():
+        fetched = world.cache.fetch(world.namespace_id, keys, target, lease_id=lease, wait_ms=0)
+        world.run()
+        return (fetched if fetched.outcomes == (HIT,) else world.cache.wait_job(fetched.job_id, 0)).places[0]
+
+    def version(place):
+        (session,) = world.store._state.owners.sessions.values()
+        arena = world.store.host if place.area is Area.HOST else session.buffer
+        return arena.versions[place.offset // 4096]
+
+    told = fetch()
+    assert told.version == version(told) > 0
+    world.cache.release(lease)
+    if target is Target.IN_PLACE:
+        assert told.version == version(told), "the block is still there"
+        world.cache.remove(world.namespace_id, keys)
+    assert told.version < version(told), "another block's bytes may come there now"

@@ -71,7 +71,7 @@ def test_there_is_no_host_view_and_no_runtime_without_a_gpu(monkeypatch):
 def test_host_memory_is_registered_and_let_go():
     runtime = FakeRuntime()
     arena = HostArena(4 << 20, pin=device_cuda.pin(runtime))
-    assert list(runtime.registered.values()) == [4 << 20]
+    assert list(runtime.registered.values()) == [arena.mapped_bytes]
     arena.close()
     assert runtime.registered == {}
     runtime.fail = "cudaHostRegister"

@@ -86,7 +86,7 @@ def test_closing_frees_the_memory_and_is_idempotent():
     arena = HostArena(2 << 20)
     assert set(os.listdir("/dev/shm")) == before
     fd = arena.fd
-    assert arena.mapped_bytes == 2 << 20
+    assert arena.mapped_bytes >= (2 << 20) + 8 * (2 << 20) // 4096, "the versions of its pages lie behind it"
     arena.close()
     arena.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -138,7 +138,7 @@ def test_pinning_is_undone_at_the_end_and_its_failure_is_a_warning():
     assert arena.backing.endswith("pinned")
     arena.close()
     arena.close()
-    assert calls == [("pin", 4 << 20), "unpin"]
+    assert calls == [("pin", arena.mapped_bytes), "unpin"]
 
     def refuse(address, nbytes):
         raise OSError("cudaHostRegister: out of memory")
