@@ -12,6 +12,9 @@ BlockKey = NewType("BlockKey", bytes)
 NamespaceId = NewType("NamespaceId", bytes)
 """32 bytes: the digest of a NamespaceSpec (``namespace.py``)."""
 
+BlockName = tuple[NamespaceId, BlockKey]
+"""What a block is, everywhere: a key means nothing outside its namespace, and two namespaces may have the same one."""
+
 LeaseId = NewType("LeaseId", int)
 ReservationId = NewType("ReservationId", int)
 JobId = NewType("JobId", int)

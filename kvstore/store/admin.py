@@ -143,22 +143,20 @@ class Admin:
         """See ``Store.show_block``."""
         if not PREFIX_BYTES_MIN <= len(key_prefix) <= 32:
             raise InvalidArgument("key_prefix", f"{len(key_prefix)} bytes", f"{PREFIX_BYTES_MIN} to 32 bytes")
-        if len(key_prefix) == 32:
-            candidates = [BlockKey(key_prefix)]
-        else:
-            with self._state.locked() as book:
-                keys = list(book.index.slots)
-            candidates = [key for key in keys if key.startswith(key_prefix)]
+        with self._state.locked() as book:
+            # A copy of the column, searched without the lock: a long table must not hold it.
+            keys = book.index.keys[: book.index.top]
+        candidates = [slot for slot, key in enumerate(keys) if key is not None and key.startswith(key_prefix)]
         with self._state.locked() as book:
             namespace = self._state.namespaces.get(namespace_id) if namespace_id is not None else None
-            slots = [book.index.slots.get(key, NONE) for key in candidates]
             matching = [
-                slot for slot in slots
-                if slot != NONE and book.index.residency[slot]
+                slot for slot in candidates
+                if book.index.keys[slot] == keys[slot] and book.index.residency[slot]
                 and (namespace is None or book.namespace(slot) is namespace)
             ]  # fmt: skip
             if len(matching) > 1:
-                raise InvalidArgument("key_prefix", key_prefix.hex(), f"more bytes: {len(matching)} keys begin so")
+                wanted = f"more bytes, or the namespace: {len(matching)} blocks have such a key"
+                raise InvalidArgument("key_prefix", key_prefix.hex(), wanted)
             if not matching:
                 raise UnknownBlock(
                     f"no resident block begins with {key_prefix.hex()}", field="key_prefix", value=key_prefix.hex()
@@ -212,7 +210,7 @@ class Admin:
                 return WhyReport(len(chain), len(chain), residency, b"", Reason.NONE, text, near=near)
             key = chain[len(residency)]
             reason = self._get.why_missing(key, namespace)
-            found = self._state.book.tombstones.get(key)
+            found = self._state.book.tombstones.get((namespace_id, key))
             ago = self._state.clock.now() - found.at if found is not None else 0.0
         text = f"block {len(residency)} of {len(chain)} ({key.hex()[:16]}) {_EXPLAIN[reason].format(ago=ago)}"
         if near and near[0].blocks:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvstore.core.clock import Clock
-from kvstore.core.types import BlockKey, Codec, Reason, Tier
+from kvstore.core.types import BlockKey, BlockName, Codec, Reason, Tier
 from kvstore.store import lifecycle
 from kvstore.store.history import Counters, EventLog, News, Tombstones
 from kvstore.store.index import HITS_MAX, NONE, PAGE, UNKNOWN, BlockIndex
@@ -76,7 +76,7 @@ class Book:
         self.refs: dict[int, int] = {}
         self.fills: dict[int, Copy] = {}
         self.doomed: dict[int, list[Copy]] = {}
-        self.dropped_handles: list[tuple[DiskHandle, BlockKey]] = []
+        self.dropped_handles: list[tuple[DiskHandle, BlockName]] = []
         self._clock = clock
         self._start = clock.now()
 
@@ -85,6 +85,10 @@ class Book:
     def namespace(self, slot: int) -> Namespace:
         """Namespace of a slot."""
         return self.namespaces.entries[self.index.namespace[slot]]
+
+    def name(self, slot: int) -> BlockName:
+        """What the slot's block is: its namespace and its key."""
+        return self.namespace(slot).namespace_id, self.index.key_of(slot)
 
     def codec(self, slot: int) -> Codec:
         """Codec of the slot's copies below DEVICE (or that they would get)."""
@@ -121,10 +125,13 @@ class Book:
 
     def resident(self, key: BlockKey, namespace: Namespace) -> int:
         """Slot of a block with a READY copy in this namespace, or NONE."""
-        slot = self.index.slots.get(key, NONE)
-        if slot == NONE or not self.index.residency[slot] or self.index.namespace[slot] != namespace.number:
-            return NONE
-        return slot
+        slot = self.index.find(namespace.number, key)
+        return slot if slot != NONE and self.index.residency[slot] else NONE
+
+    def find(self, name: BlockName) -> int:
+        """Slot of a block (or of its ghost) of any namespace, or NONE."""
+        namespace = self.namespaces.find(name[0])
+        return NONE if namespace is None else self.index.find(namespace.number, name[1])
 
     # -- blocks come ---------------------------------------------------------------------------------------------
 
@@ -132,14 +139,14 @@ class Book:
         """Slot of a key that is about to get its first copy: a new one, or its ghost. ``parent`` is a slot or NONE."""
         index = self.index
         depth = index.depth[parent] + 1 if parent >= 0 else 0
-        slot = index.slots.get(key, NONE)
+        slot = index.find(namespace.number, key)
         if slot == NONE:
             slot = index.add(key, parent, namespace.number, depth)
         elif index.parent[slot] == UNKNOWN and parent != UNKNOWN:
             index.adopt(slot, parent, depth)
         if not index.residency[slot]:
             self.set_codecs(slot, namespace.codec_at(depth) if codec is None else codec, Codec.RAW)
-            self.tombstones.forget(key)
+            self.tombstones.forget((namespace.namespace_id, key))
         return slot
 
     def set_ready(self, slot: int, copy: Copy) -> None:
@@ -194,7 +201,7 @@ class Book:
         if copy.state is CopyState.DOOMED:
             self.doomed.setdefault(number, []).append(copy)
         else:
-            self.give_back(copy, index.key_of(slot))
+            self.give_back(copy, self.name(slot))
         parent = index.parent[slot]
         if parent >= 0:
             index.kids[tier][parent] -= 1
@@ -204,7 +211,7 @@ class Book:
         self.news.removed(tier, namespace, key, cause)
         if not index.residency[slot]:
             namespace.blocks -= 1
-            self.tombstones.add(key, cause, self._clock.now())
+            self.tombstones.add((namespace.namespace_id, key), cause, self._clock.now())
             self._forget(slot)
 
     def drop_everywhere(self, slot: int, cause: Reason) -> None:
@@ -219,10 +226,10 @@ class Book:
                 self.drop(slot, tier, cause)
         self.unref(slot)
 
-    def give_back(self, copy: Copy, key: BlockKey) -> None:
-        """Free the bytes of a copy of ``key`` that nothing uses any more."""
+    def give_back(self, copy: Copy, name: BlockName) -> None:
+        """Free the bytes of a copy of ``name`` that nothing uses any more."""
         if copy.tier is Tier.SSD:
-            self.dropped_handles.append((DiskHandle(copy.place), key))
+            self.dropped_handles.append((DiskHandle(copy.place), name))
         else:
             self.arenas[copy.tier].free(copy.place, copy.nbytes)
 
@@ -320,7 +327,7 @@ class Book:
             else:
                 copy.advance(Event.FAIL)
         if copy.state is CopyState.ABSENT and copy.place != NONE:
-            self.give_back(copy, self.index.key_of(slot))
+            self.give_back(copy, self.name(slot))
         self.unref(slot)
         return copy.state is CopyState.READY
 
@@ -340,7 +347,7 @@ class Book:
             return
         for copy in self.doomed.pop(number, ()):
             copy.advance(Event.DRAIN)
-            self.give_back(copy, self.index.key_of(number >> 2))
+            self.give_back(copy, self.name(number >> 2))
         self._forget(number >> 2)
 
     def _forget(self, slot: int) -> None:

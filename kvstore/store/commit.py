@@ -215,7 +215,8 @@ class Commit:
         tokens = self._namespace.spec.block_tokens
         for i, entry in enumerate(self._entries):
             if self._tokens:
-                book.news.token_ids[entry.key] = self._tokens[i * tokens : (i + 1) * tokens]
+                name = self._namespace.namespace_id, entry.key
+                book.news.token_ids[name] = self._tokens[i * tokens : (i + 1) * tokens]
             if entry.outcome is Outcome.PENDING:
                 self._publish_one(entry)
             self._give_back(entry)

@@ -73,7 +73,7 @@ class Durably:
         before = self._written()
         ordered = self._missing()
         with self._state.locked() as book:
-            keys = [book.index.keys[slot] for slot in ordered]
+            names = [book.name(slot) for slot in ordered if book.index.keys[slot] is not None]
         step = self._state.config.extent_blocks_max
         for begin in range(0, len(ordered), step):
             if self._state.clock.now() > deadline:
@@ -82,7 +82,7 @@ class Durably:
         failure = "" if self._sync() else "what was written could not be synced"
         with self._state.locked() as book:
             self._movement.forget_lost()
-            slots = (book.index.slots.get(key, NONE) for key in keys if key is not None)
+            slots = map(book.find, names)
             left = sum(
                 slot != NONE and bool(book.index.residency[slot]) and not book.has(slot, Tier.SSD) for slot in slots
             )

@@ -48,16 +48,13 @@ class Get:
         validate.check_keys(keys)
         state = self._state
         index = state.book.index
-        slot_of, residency, namespaces = index.slots.get, index.residency, index.namespace
+        residency = index.residency
         with state.lock:
             state.owners.session(session_id)
             namespace = state.namespaces.get(namespace_id)
-            number, readable = namespace.number, state.readable
+            slot_of, readable = index.slots(namespace.number).get, state.readable
             # Column by column, which takes half the time of going key by key.
-            found = [
-                residency[slot] & readable if slot >= 0 and namespaces[slot] == number else 0
-                for slot in [slot_of(key, NONE) for key in keys]
-            ]
+            found = [residency[slot] & readable if slot >= 0 else 0 for slot in [slot_of(key, NONE) for key in keys]]
             if 0 not in found:
                 return MatchResult(len(found), tuple(found))
             del found[found.index(0) :]
@@ -69,9 +66,10 @@ class Get:
         """Why a key is a miss. Called with the lock held."""
         if self._state.book.resident(key, namespace) != NONE:
             return Reason.TIER_UNAVAILABLE
-        if key in self._state.owners.uncommitted:
+        name = namespace.namespace_id, key
+        if name in self._state.owners.uncommitted:
             return Reason.UNCOMMITTED
-        return self._state.book.tombstones.reason(key)
+        return self._state.book.tombstones.reason(name)
 
     def fetch(
         self,

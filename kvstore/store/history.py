@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
-from kvstore.core.types import ROOT_PARENT, BlockKey, NamespaceId, Reason, Tier
+from kvstore.core.types import ROOT_PARENT, BlockKey, BlockName, NamespaceId, Reason, Tier
 from kvstore.store.namespaces import Namespace
 from kvstore.store.report import BlockEvent, EventKind
 
@@ -22,40 +22,40 @@ done about it: what is gone from SSD after a crash was named here, with the caus
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Why and when (seconds of the store's clock) the last copy of a key went."""
+    """Why and when (seconds of the store's clock) the last copy of a block went."""
 
     reason: Reason
     at: float
 
 
 class Tombstones:
-    """The last dropped keys, bounded; the oldest are forgotten first."""
+    """The last dropped blocks, bounded; the oldest are forgotten first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._traced = trace.isEnabledFor(logging.DEBUG)
-        self._kept: OrderedDict[BlockKey, Tombstone] = OrderedDict()
+        self._kept: OrderedDict[BlockName, Tombstone] = OrderedDict()
 
-    def add(self, key: BlockKey, reason: Reason, now: float) -> None:
-        """Remember that ``key`` went."""
+    def add(self, name: BlockName, reason: Reason, now: float) -> None:
+        """Remember that a block went."""
         if self._traced:
-            trace.debug("gone %s %s", key.hex(), reason.name)
-        self._kept[key] = Tombstone(reason, now)
-        self._kept.move_to_end(key)
+            trace.debug("gone %s %s", name[1].hex(), reason.name)
+        self._kept[name] = Tombstone(reason, now)
+        self._kept.move_to_end(name)
         if len(self._kept) > self._limit:
             self._kept.popitem(last=False)
 
-    def forget(self, key: BlockKey) -> None:
-        """The key is resident again."""
-        self._kept.pop(key, None)
+    def forget(self, name: BlockName) -> None:
+        """The block is resident again."""
+        self._kept.pop(name, None)
 
-    def get(self, key: BlockKey) -> Tombstone | None:
-        """What is remembered of a key that is not resident."""
-        return self._kept.get(key)
+    def get(self, name: BlockName) -> Tombstone | None:
+        """What is remembered of a block that is not resident."""
+        return self._kept.get(name)
 
-    def reason(self, key: BlockKey) -> Reason:
-        """Why the key is a miss, as far as is remembered."""
-        found = self._kept.get(key)
+    def reason(self, name: BlockName) -> Reason:
+        """Why the block is a miss, as far as is remembered."""
+        found = self._kept.get(name)
         return found.reason if found else Reason.NEVER_STORED
 
 
@@ -98,8 +98,8 @@ class News:
         self._log = log
         self._open: list[tuple[EventKind, Tier, Namespace, BlockKey, BlockKey]] = []
         self._traced = trace.isEnabledFor(logging.DEBUG)
-        self.token_ids: dict[BlockKey, Sequence[int]] = {}
-        """Tokens of keys that are being committed, where the committer sent them."""
+        self.token_ids: dict[BlockName, Sequence[int]] = {}
+        """Tokens of blocks that are being committed, where the committer sent them."""
 
     def stored(self, tier: Tier, namespace: Namespace, key: BlockKey, parent: BlockKey) -> None:
         """Note that a copy of a block came."""
@@ -121,7 +121,7 @@ class News:
             told = list(group)
             namespace, keys = told[0][2], tuple(item[3] for item in told)
             stored = kind is EventKind.STORED
-            known = stored and all(key in self.token_ids for key in keys)
+            tokens = [self.token_ids.get((namespace.namespace_id, key)) for key in keys] if stored else [None]
             self._log.add(
                 BlockEvent(
                     sequence=self._log.last + 1,
@@ -131,7 +131,7 @@ class News:
                     namespace_id=namespace.namespace_id,
                     keys=keys,
                     parents=tuple(item[4] for item in told) if stored else (),
-                    token_ids=array("I", (t for key in keys for t in self.token_ids[key])) if known else (),
+                    token_ids=() if None in tokens else array("I", (t for some in tokens for t in some or ())),
                     block_tokens=namespace.spec.block_tokens,
                 )
             )

@@ -1,4 +1,6 @@
-"""The index of blocks as columns: a slot number a block, an array a field, one dict from key to slot.
+"""The index of blocks as columns: a slot number a block, an array a field, a dict from key to slot a namespace.
+
+A block is (namespace, key): the same key in two namespaces is two blocks, which know nothing of each other.
 
 A slot lives while its block has a copy, while something is under way for it, or while it has children. A slot
 without any copy is a *ghost*: the missing parent of blocks that are resident (their parent was removed, failed its
@@ -39,10 +41,10 @@ class BlockIndex:
 
     def __init__(self, tiers: Iterable[Tier] = tuple(Tier)) -> None:
         self._tiers = tuple(tiers)
-        self.slots: dict[BlockKey, int] = {}
+        self._spaces: list[dict[BlockKey, int]] = []
         self.keys: list[BlockKey | None] = []
         self.parent = array("i")
-        self.namespace = array("H")
+        self.namespace = array("I")
         self.residency = array("B")
         """Tier bits of READY copies."""
         self.codec = array("B")
@@ -64,7 +66,17 @@ class BlockIndex:
         self._fresh = 0
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return self._fresh - len(self._free)
+
+    def slots(self, namespace: int) -> dict[BlockKey, int]:
+        """Slots of one namespace by key, ghosts included. For looking up: only ``add`` and ``delete`` change it."""
+        while namespace >= len(self._spaces):
+            self._spaces.append({})
+        return self._spaces[namespace]
+
+    def find(self, namespace: int, key: BlockKey) -> int:
+        """Slot of a block (or of its ghost), or NONE."""
+        return self.slots(namespace).get(key, NONE)
 
     @property
     def top(self) -> int:
@@ -80,7 +92,7 @@ class BlockIndex:
             if slot == len(self.parent):
                 self._grow()
             self._fresh += 1
-        self.slots[key] = slot
+        self.slots(namespace)[key] = slot
         self.keys[slot] = key
         self.parent[slot] = parent
         self.namespace[slot] = namespace
@@ -105,7 +117,7 @@ class BlockIndex:
         """Forget a slot that has no copies and no children, and is on no list."""
         key = self.keys[slot]
         if key is not None:
-            del self.slots[key]
+            del self._spaces[self.namespace[slot]][key]
         self.keys[slot] = None
         parent = self.parent[slot]
         if parent >= 0:

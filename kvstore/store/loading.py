@@ -195,7 +195,7 @@ class Loading:
         source = next((t for t in self._sources if usable & t.bit), None)
         if source is None:
             resident = book.index.residency[slot]
-            gone = Reason.TIER_UNAVAILABLE if resident else book.tombstones.reason(load.keys[position])
+            gone = Reason.TIER_UNAVAILABLE if resident else book.tombstones.reason(book.name(slot))
             load.settle(position, Outcome.MISS, gone)
             return
         codec = book.device_codec(slot) if source is Tier.DEVICE else book.codec(slot)
@@ -229,9 +229,12 @@ class Loading:
         if disk is None or not landing:
             return
         reads = [
-            BlockRead(DiskHandle(one.place), load.keys[one.position], one.buffer.view(*one.range), one.units)
+            BlockRead(
+                DiskHandle(one.place), load.keys[one.position], one.buffer.view(*one.range), one.units,
+                load.namespace.namespace_id,
+            )
             for one in landing
-        ]
+        ]  # fmt: skip
         ready = disk.state.state == "ready"
         for one, status in zip(landing, disk.read(reads), strict=True):
             if status is ReadStatus.OK:
@@ -249,7 +252,8 @@ class Loading:
             if not one.well:
                 load.settle(one.position, Outcome.MISS, one.reason)
             return
-        lease.buffers.setdefault(load.keys[one.position], []).append(one.range)
+        name = load.namespace.namespace_id, load.keys[one.position]
+        lease.buffers.setdefault(name, []).append(one.range)
         begin = one.range[0]
         place = Place(Area.BUFFER, begin, one.lengths[1], one.codec, one.buffer.versions[begin >> PAGE_BITS])
         load.settle(one.position, Outcome.HIT, Reason.NONE, place)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from kvstore.core.errors import CorruptBlock, InvalidArgument, Unavailable
-from kvstore.core.types import BlockKey, NamespaceId, Reason, Tier
+from kvstore.core.types import BlockKey, BlockName, NamespaceId, Reason, Tier
 from kvstore.store import copies, validate
 from kvstore.store.durable import Durably
 from kvstore.store.index import NONE
@@ -42,30 +42,34 @@ class Maintenance:
         begin = self._state.clock.now()
         blocks = nbytes = 0
         bad: dict[BlockKey, None] = {}
-        for key in self._chosen(namespace_id, keys):
-            size, well = self._verify_one(key)
+        for name in self._chosen(namespace_id, keys):
+            size, well = self._verify_one(name)
             blocks += size > 0
             nbytes += size
             if not well:
-                bad[key] = None
+                bad[name[1]] = None
             ahead = nbytes / bytes_per_second - (self._state.clock.now() - begin) if bytes_per_second else 0.0
             if ahead > 0 and self._pause.wait(ahead):
                 break
         return VerifyReport(blocks, nbytes, len(bad), tuple(bad), self._state.clock.now() - begin)
 
-    def _chosen(self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey]) -> list[BlockKey]:
+    def _chosen(self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey]) -> list[BlockName]:
         with self._state.locked() as book:
             if namespace_id is None:
-                return list(book.index.slots)
+                return [
+                    (entry.namespace_id, key)
+                    for entry in self._state.namespaces.entries
+                    for key in book.index.slots(entry.number)
+                ]
             namespace = self._state.namespaces.get(namespace_id)
-            candidates = keys or book.index.slots
-            return [key for key in candidates if book.resident(key, namespace) != NONE]
+            candidates = keys or book.index.slots(namespace.number)
+            return [(namespace_id, key) for key in candidates if book.resident(key, namespace) != NONE]
 
-    def _verify_one(self, key: BlockKey) -> tuple[int, bool]:
+    def _verify_one(self, name: BlockName) -> tuple[int, bool]:
         """Bytes read and whether all were right; a bad copy is dropped."""
         size, well = 0, True
         with self._state.locked() as book:
-            slot = book.index.slots.get(key, NONE)
+            slot = book.find(name)
             tiers = [t for t in (Tier.HOST, Tier.SSD) if slot != NONE and book.has(slot, t)]
             if Tier.SSD in tiers and not self._state.disk_ready:
                 tiers.remove(Tier.SSD)
@@ -73,7 +77,7 @@ class Maintenance:
                 book.io_begin(slot, tier)
         try:
             for tier in tiers:
-                nbytes, right = self._verify_copy(slot, key, tier)
+                nbytes, right = self._verify_copy(slot, name, tier)
                 size += nbytes
                 well = well and right
         finally:
@@ -83,7 +87,7 @@ class Maintenance:
                 self._state.changed.notify_all()
         return size, well
 
-    def _verify_copy(self, slot: int, key: BlockKey, tier: Tier) -> tuple[int, bool]:
+    def _verify_copy(self, slot: int, name: BlockName, tier: Tier) -> tuple[int, bool]:
         with self._state.locked() as book:
             if not book.has(slot, tier):
                 return 0, True
@@ -92,14 +96,14 @@ class Maintenance:
         disk = self._state.disk
         if tier is Tier.SSD and disk is not None:
             ready = disk.state.state == "ready"
-            status = disk.verify(DiskHandle(place), key)
+            status = disk.verify(DiskHandle(place), name)
             if status is not ReadStatus.OK:
                 self._promoter.failed_read(slot, place, status, ready=ready)
             return nbytes, status is not ReadStatus.CORRUPT
         try:
-            copies.check_stored(namespace, key, codec, self._state.arenas[tier].view(place, nbytes), slices=True)
+            copies.check_stored(namespace, name[1], codec, self._state.arenas[tier].view(place, nbytes), slices=True)
         except CorruptBlock as error:
-            log.error("block %s in HOST is not what was written: %s", key.hex(), error)
+            log.error("block %s in HOST is not what was written: %s", name[1].hex(), error)
             with self._state.locked() as book:
                 book.counters.count("corrupt_blocks")
                 if book.has(slot, tier):

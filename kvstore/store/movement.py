@@ -218,7 +218,7 @@ class Movement:
         book = self.state.book
         if book.index.residency[slot]:
             return Reason.TIER_UNAVAILABLE
-        return book.tombstones.reason(book.index.key_of(slot))
+        return book.tombstones.reason(book.name(slot))
 
     def _wait_for_others(self, slots: list[int], tier: Tier) -> bool:
         with self.state.locked() as book:
@@ -232,13 +232,13 @@ class Movement:
         if state.disk is None:
             return
         lost, state.lost = [*state.lost, *state.disk.lost()], []
-        for handle, key in lost:
-            slot = book.index.slots.get(key, NONE)
+        for handle, name in lost:
+            slot = book.find(name)
             if slot == NONE:
                 continue
             if copy_number(slot, Tier.SSD) in book.fills:
                 # Perhaps of this copy: its write was answered, and it is about to be published.
-                state.lost.append((handle, key))
+                state.lost.append((handle, name))
             elif book.has(slot, Tier.SSD) and book.index.place[Tier.SSD][slot] == handle:
                 book.drop(slot, Tier.SSD, Reason.DROPPED)
 

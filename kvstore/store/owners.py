@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvstore.cache import FetchResult
 from kvstore.core.errors import ResourceExhausted, Unauthenticated, UnknownJob, UnknownLease, UnknownReservation
-from kvstore.core.types import Area, BlockKey, JobId, LeaseId, NamespaceId, ReservationId, SessionId, Tier
+from kvstore.core.types import Area, BlockKey, BlockName, JobId, LeaseId, NamespaceId, ReservationId, SessionId, Tier
 from kvstore.store.book import Copy
 from kvstore.store.namespaces import Namespace
 from kvstore.tiers.base import Arena
@@ -46,6 +46,11 @@ class Reservation:
     """Reserved again once it was committed."""
 
     @property
+    def name(self) -> BlockName | None:
+        """The block that it was made for, if it was made for one."""
+        return None if self.key is None else (self.namespace.namespace_id, self.key)
+
+    @property
     def tier(self) -> Tier:
         """Where the block goes at commit."""
         return Tier.DEVICE if self.area is Area.DEVICE else Tier.HOST
@@ -53,7 +58,7 @@ class Reservation:
 
 @dataclass(slots=True)
 class Lease:
-    """An owned, named, timed right. ``pins`` are copy numbers, ``holds`` slots, ``buffers`` ranges by key."""
+    """An owned, named, timed right. ``pins`` are copy numbers, ``holds`` slots, ``buffers`` ranges by block."""
 
     lease_id: LeaseId
     session: Session
@@ -62,7 +67,7 @@ class Lease:
     deadline: float
     pins: set[int] = field(default_factory=set)
     holds: set[int] = field(default_factory=set)
-    buffers: dict[BlockKey, list[tuple[int, int]]] = field(default_factory=dict)
+    buffers: dict[BlockName, list[tuple[int, int]]] = field(default_factory=dict)
     ended: bool = False
 
     @property
@@ -92,8 +97,8 @@ class Owners:
         self.reservations: dict[ReservationId, Reservation] = {}
         self.leases: dict[LeaseId, Lease] = {}
         self.jobs: dict[JobId, Job] = {}
-        self.uncommitted: dict[BlockKey, int] = {}
-        """Keys that someone reserved and has not committed yet, with how many did."""
+        self.uncommitted: dict[BlockName, int] = {}
+        """Blocks that someone reserved and has not committed yet, with how many did."""
         self.operator_pins: dict[str, dict[NamespaceId, set[int]]] = {}
         self._deadlines: list[tuple[float, LeaseId]] = []
         self._last = 0
@@ -151,19 +156,19 @@ class Owners:
         """Enter a new reservation."""
         self.reservations[reservation.reservation_id] = reservation
         reservation.session.reservations.add(reservation.reservation_id)
-        if reservation.key is not None:
-            self.uncommitted[reservation.key] = self.uncommitted.get(reservation.key, 0) + 1
+        if (name := reservation.name) is not None:
+            self.uncommitted[name] = self.uncommitted.get(name, 0) + 1
 
     def take_reservation(self, reservation: Reservation) -> None:
         """Take a reservation off the tables: it can not be committed or aborted any more."""
         del self.reservations[reservation.reservation_id]
         reservation.session.reservations.discard(reservation.reservation_id)
-        if reservation.key is not None:
-            left = self.uncommitted[reservation.key] - 1
+        if (name := reservation.name) is not None:
+            left = self.uncommitted[name] - 1
             if left:
-                self.uncommitted[reservation.key] = left
+                self.uncommitted[name] = left
             else:
-                del self.uncommitted[reservation.key]
+                del self.uncommitted[name]
 
     def job(self, session: Session, job_id: JobId) -> Job:
         """The session's own job; raises UnknownJob."""

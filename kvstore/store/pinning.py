@@ -32,8 +32,8 @@ def pin_found(book: Book, load: Load, readable: int, why: Callable[[BlockKey], R
     These are pinned for its lease, if it has one. Positions whose bytes have to move are left in ``load.moving``.
     Returns the slots of all blocks that were found, in order.
     """
-    index, lease, namespace = book.index, load.lease, load.namespace.number
-    slots, residency, namespaces, codecs = index.slots.get, index.residency, index.namespace, index.codec
+    index, lease = book.index, load.lease
+    slots, residency, codecs = index.slots(load.namespace.number).get, index.residency, index.codec
     wanted, found, columns = _WANTED[load.target], load.slots, index.place
     versions = book.versions
     pins = set[int]() if lease is None else lease.pins
@@ -46,7 +46,7 @@ def pin_found(book: Book, load: Load, readable: int, why: Callable[[BlockKey], R
     new = tuple.__new__
     for position, key in enumerate(load.keys):
         slot = slots(key, NONE)
-        if slot == NONE or namespaces[slot] != namespace or not residency[slot] & readable:
+        if slot == NONE or not residency[slot] & readable:
             load.settle(position, Outcome.MISS, why(key))
             continue
         found[position] = slot

@@ -113,7 +113,13 @@ class Promoter:
         disk, host = self._state.disk, self._state.arenas[Tier.HOST]
         if disk is None or not fills:
             return
-        reads = [BlockRead(DiskHandle(f.source_place), f.key, host.view(f.copy.place, f.copy.nbytes)) for f in fills]
+        reads = [
+            BlockRead(
+                DiskHandle(f.source_place), f.key, host.view(f.copy.place, f.copy.nbytes),
+                namespace_id=f.namespace.namespace_id,
+            )
+            for f in fills
+        ]  # fmt: skip
         ready = disk.state.state == "ready"
         statuses = disk.read(reads)
         for fill, read, status in zip(fills, reads, statuses, strict=True):

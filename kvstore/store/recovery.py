@@ -71,7 +71,7 @@ def register_blocks(state: State, blocks: list[RecoveredBlock], known: dict[Name
             if namespace is not None:
                 _register_group(book, namespace, group)
                 continue
-            strangers = [(block.handle, block.key) for block in group]
+            strangers = [(block.handle, (namespace_id, block.key)) for block in group]
             book.counters.count("recovered_without_namespace", len(strangers))
             book.dropped_handles += strangers
 
@@ -79,8 +79,8 @@ def register_blocks(state: State, blocks: list[RecoveredBlock], known: dict[Name
 def _register_group(book: Book, namespace: Namespace, blocks: Iterable[RecoveredBlock]) -> None:
     """Enter blocks of one namespace. Columns are local names here: this loop is most of a warm start's work."""
     index, use = book.index, book.lists[Tier.SSD].use
-    slots, residency, place, kids = index.slots, index.residency, index.place[Tier.SSD], index.kids[Tier.SSD]
-    number, bit = namespace.number, Tier.SSD.bit
+    slots, residency, place = index.slots(namespace.number), index.residency, index.place[Tier.SSD]
+    kids, number, bit = index.kids[Tier.SSD], namespace.number, Tier.SSD.bit
     counts = [0, 0]
     for block in blocks:
         key, parent_key = block.key, block.parent
@@ -93,7 +93,7 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
             slot = index.add(key, parent, number, depth)
         elif residency[slot]:
             # Two copies of one key: the later one goes, being the same bytes.
-            book.dropped_handles.append((block.handle, key))
+            book.dropped_handles.append((block.handle, (namespace.namespace_id, key)))
             continue
         else:
             index.adopt(slot, parent, depth)

@@ -132,7 +132,8 @@ class Removal:
             by_namespace = pins.get(name, {})
             for owner in [namespace_id] if namespace_id is not None else list(by_namespace):
                 held = by_namespace.get(owner, set())
-                named = {book.index.slots.get(key, NONE) for key in keys} if keys else set(held)
+                slots = book.index.slots(self._state.namespaces.get(owner).number)
+                named = {slots.get(key, NONE) for key in keys} if keys else set(held)
                 for slot in held & named:
                     held.remove(slot)
                     book.unhold(slot)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from kvstore.core.clock import Clock
 from kvstore.core.errors import TierError
-from kvstore.core.types import BlockKey, Tier
+from kvstore.core.types import BlockName, Tier
 from kvstore.store.book import Book
 from kvstore.store.config import StoreConfig
 from kvstore.store.namespaces import NamespaceTable
@@ -50,7 +50,7 @@ class State:
         """Writes to SSD that were not synced when they returned, so far."""
         self.synced = 0
         """How many of ``writes`` are known to be synced."""
-        self.lost: list[tuple[DiskHandle, BlockKey]] = []
+        self.lost: list[tuple[DiskHandle, BlockName]] = []
         """What the disk has lost while its copy was not READY yet."""
         self._later: list[Callable[[], None]] = []
         self._listeners: list[Callable[[], None]] = []
@@ -75,9 +75,9 @@ class State:
                 for listener in tuple(self._listeners):
                     _guarded(listener)
 
-    def _drop(self, disk: DiskTier, dropped: list[tuple[DiskHandle, BlockKey]]) -> None:
+    def _drop(self, disk: DiskTier, dropped: list[tuple[DiskHandle, BlockName]]) -> None:
         try:
-            disk.drop([handle for handle, _ in dropped], [key for _, key in dropped])
+            disk.drop([handle for handle, _ in dropped], [name for _, name in dropped])
         except TierError as error:
             # The blocks are gone from the index; should they be found at the next start, they are merely cached again.
             log.warning("%d dropped blocks stay on SSD for now: %s", len(dropped), error)

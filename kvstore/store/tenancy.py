@@ -9,6 +9,7 @@ from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, Reservation
 from kvstore.store import validate
 from kvstore.store.index import NONE
 from kvstore.store.lifecycle import Event
+from kvstore.store.namespaces import Namespace
 from kvstore.store.owners import Lease, Reservation, Session
 from kvstore.store.report import SessionHandle
 from kvstore.store.state import State
@@ -162,8 +163,7 @@ class Tenancy:
             lease = self.lease(session_id, lease_id)
             if namespace_id is None:
                 return self.end_lease(lease)
-            self._state.namespaces.get(namespace_id)
-            return self._release_keys(lease, keys)
+            return self._release_keys(lease, self._state.namespaces.get(namespace_id), keys)
 
     def lease(self, session_id: SessionId, lease_id: LeaseId) -> Lease:
         """The session's live lease; raises Unauthenticated or UnknownLease. Called with the lock held."""
@@ -198,12 +198,12 @@ class Tenancy:
         lease.buffers.clear()
         return released
 
-    def _release_keys(self, lease: Lease, keys: Sequence[BlockKey]) -> int:
+    def _release_keys(self, lease: Lease, namespace: Namespace, keys: Sequence[BlockKey]) -> int:
         book, released = self._state.book, 0
         if lease.buffers:
             for key in keys:
-                released += self._free_buffers(lease, lease.buffers.pop(key, []))
-        slot_of, pins = book.index.slots.get, lease.pins
+                released += self._free_buffers(lease, lease.buffers.pop((namespace.namespace_id, key), []))
+        slot_of, pins = book.index.slots(namespace.number).get, lease.pins
         pinned: list[int] = []
         held: list[int] = []
         # Children first, as at the end of a lease.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvstore.core.types import Area, Tier
+from kvstore.core.types import Area, BlockKey, Tier
 from kvstore.store.book import Book, copy_number
 from kvstore.store.index import NONE
 from kvstore.store.state import State
@@ -27,17 +27,19 @@ def _counts(book: Book) -> list[str]:
     children: Counter[int] = Counter()
     kids = [Counter[int]() for _ in range(4)]
     wrong = []
-    for key, slot in index.slots.items():
-        if index.keys[slot] != key:
-            wrong.append(f"slot {slot} does not know its key")
+    for number, key, slot in _blocks(book):
+        if index.keys[slot] != key or index.namespace[slot] != number:
+            wrong.append(f"slot {slot} does not know its key or its namespace")
         parent = index.parent[slot]
         if parent >= 0:
+            if index.namespace[parent] != number:
+                wrong.append(f"the parent of slot {slot} is in another namespace")
             children[parent] += 1
             for tier in Tier:
                 kids[tier][parent] += book.has(slot, tier)
         if not index.residency[slot] and not index.children[slot] and not book._remembered(slot):
             wrong.append(f"ghost {slot} is kept by nothing")
-    for slot in index.slots.values():
+    for _, _, slot in _blocks(book):
         if index.children[slot] != children[slot]:
             wrong.append(f"slot {slot} has {children[slot]} children and counts {index.children[slot]}")
         for tier in (*book.arenas, Tier.SSD):
@@ -46,6 +48,12 @@ def _counts(book: Book) -> list[str]:
                     f"slot {slot} has {kids[tier][slot]} children in {tier.name}, not {index.kids[tier][slot]}"
                 )
     return wrong
+
+
+def _blocks(book: Book) -> list[tuple[int, BlockKey, int]]:
+    """Namespace number, key and slot of every block and ghost."""
+    index = book.index
+    return [(e.number, key, slot) for e in book.namespaces.entries for key, slot in index.slots(e.number).items()]
 
 
 def _lists(book: Book) -> list[str]:
@@ -59,13 +67,13 @@ def _lists(book: Book) -> list[str]:
                 wrong.append(f"{tier.name}: links of {slot} do not meet")
             listed.add(slot)
             colder, slot = slot, lru.hotter_than(slot)
-        for slot in book.index.slots.values():
+        for _, _, slot in _blocks(book):
             places = (slot in listed) + (slot in lru.aside) + (copy_number(slot, tier) in book.pins)
             if book.has(slot, tier) and places != 1:
                 wrong.append(f"{tier.name}: copy of {slot} is in {places} places")
             if not book.has(slot, tier) and (slot in listed or slot in lru.aside):
                 wrong.append(f"{tier.name}: {slot} is listed without a copy")
-        if (listed | lru.aside) - set(book.index.slots.values()):
+        if (listed | lru.aside) - {slot for _, _, slot in _blocks(book)}:
             wrong.append(f"{tier.name}: slots that are free are listed")
     return wrong
 
@@ -73,7 +81,7 @@ def _lists(book: Book) -> list[str]:
 def _totals(state: State, book: Book) -> list[str]:
     """Bytes and blocks add up, and every byte of an arena that is handed out has an owner."""
     wrong = []
-    slots = list(book.index.slots.values())
+    slots = [slot for _, _, slot in _blocks(book)]
     for tier in Tier:
         here = [slot for slot in slots if book.has(slot, tier)]
         sizes = sum(book.nbytes(slot, tier) for slot in here)

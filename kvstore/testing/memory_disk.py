@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.core.errors import CorruptBlock, TierFull, TierUnavailable
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
-from kvstore.core.types import BlockKey, Codec, NamespaceId
+from kvstore.core.types import BlockKey, BlockName, Codec, NamespaceId
 from kvstore.tiers.base import (
     BlockRead,
     BlockWrite,
@@ -150,7 +150,7 @@ class MemoryDisk:
 
     def _read(self, read: BlockRead) -> ReadStatus:
         block = self._blocks.get(read.handle)
-        if block is None:
+        if block is None or read.namespace_id not in (None, block.namespace_id):
             return ReadStatus.GONE
         if self.degraded or read.key in self.unreadable:
             return ReadStatus.UNAVAILABLE
@@ -175,7 +175,7 @@ class MemoryDisk:
         self._quarantined.append(QuarantineEntry(f"block-{handle}", len(block.data), block.key, cause))
         return ReadStatus.CORRUPT
 
-    def drop(self, handles: Sequence[DiskHandle], keys: Sequence[BlockKey] | None = None) -> None:
+    def drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName] | None = None) -> None:
         """The space stays used until ``reclaim``. Handles are not used again here."""
         with self._lock:
             for handle in handles:
@@ -190,7 +190,7 @@ class MemoryDisk:
                 if handle in self._blocks:
                     self._blocks[handle] = self._blocks.pop(handle)
 
-    def lost(self) -> Sequence[tuple[DiskHandle, BlockKey]]:
+    def lost(self) -> Sequence[tuple[DiskHandle, BlockName]]:
         """Nothing is lost here."""
         return ()
 
@@ -209,11 +209,11 @@ class MemoryDisk:
             for block in self._blocks.values():
                 block.synced = True
 
-    def verify(self, handle: DiskHandle, key: BlockKey) -> ReadStatus:
+    def verify(self, handle: DiskHandle, name: BlockName) -> ReadStatus:
         """A read that is thrown away."""
         block = self._blocks.get(handle)
         into = memoryview(bytearray(len(block.data) if block else 0))
-        return self.read([BlockRead(handle, key, into)])[0]
+        return self.read([BlockRead(handle, name[1], into, None, name[0])])[0]
 
     def compact(self, fragmentation: float) -> CompactReport:
         """There is nothing to move."""

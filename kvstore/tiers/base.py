@@ -14,7 +14,7 @@ from enum import Enum
 from typing import NewType, Protocol
 
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
-from kvstore.core.types import Area, BlockKey, Codec, NamespaceId, Tier
+from kvstore.core.types import Area, BlockKey, BlockName, Codec, NamespaceId, Tier
 from kvstore.tiers.versions import Versions
 
 DiskHandle = NewType("DiskHandle", int)
@@ -95,13 +95,15 @@ class BlockRead:
 
     Without ``layers`` ``into`` is filled with the whole stored block, header included. With
     ``layers = (begin, end)`` it is filled with these slices only, at distances of the slice stride.
-    The caller keeps the memory until the read returns; after an error its bytes are undefined.
+    The caller keeps the memory until the read returns; after an error its bytes are undefined. A handle that by now
+    names another block than (``namespace_id``, ``key``) is GONE; without ``namespace_id`` the key alone is compared.
     """
 
     handle: DiskHandle
     key: BlockKey
     into: memoryview
     layers: tuple[int, int] | None = None
+    namespace_id: NamespaceId | None = None
 
 
 class ReadStatus(Enum):
@@ -235,10 +237,10 @@ class DiskTier(Protocol):
     def read(self, reads: Sequence[BlockRead]) -> list[ReadStatus]:
         """Read blocks or slices, checking every slice asked for; adjacent ones become one I/O. Never raises for I/O."""
 
-    def drop(self, handles: Sequence[DiskHandle], keys: Sequence[BlockKey] | None = None) -> None:
+    def drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName] | None = None) -> None:
         """Forget blocks; idempotent. Durable with the next sync; the space comes back by reclaim of segments.
 
-        With ``keys``, one a handle, a handle that names another block by now is left alone: the tier uses handles
+        With ``names``, one a handle, a handle that names another block by now is left alone: the tier uses handles
         again, also those of blocks that it has dropped by itself.
         """
 
@@ -249,7 +251,7 @@ class DiskTier(Protocol):
         at a clean end; after a kill some of it may be forgotten.
         """
 
-    def lost(self) -> Sequence[tuple[DiskHandle, BlockKey]]:
+    def lost(self) -> Sequence[tuple[DiskHandle, BlockName]]:
         """Blocks that the tier has dropped by itself since this was asked last, though their write was answered.
 
         Their commit failed, or their file was removed from outside. A read finds them GONE.
@@ -261,7 +263,7 @@ class DiskTier(Protocol):
     def flush(self) -> None:
         """Return when everything written so far is durable. Raises TierUnavailable."""
 
-    def verify(self, handle: DiskHandle, key: BlockKey) -> ReadStatus:
+    def verify(self, handle: DiskHandle, name: BlockName) -> ReadStatus:
         """Read one whole block back and compare its checksums."""
 
     def compact(self, fragmentation: float) -> CompactReport:

@@ -148,7 +148,7 @@ def test_ghosts_keep_children_and_go_with_them(world):
     assert world.cache.remove(world.namespace_id, keys[:1]) == (Outcome.HIT,)
     assert world.residency(keys) == ()
     assert len(book.index) == 3
-    ghost = book.index.slots[keys[0]]
+    ghost = book.index.slots(0)[keys[0]]
     assert (book.index.residency[ghost], book.index.children[ghost]) == (0, 1)
     world.put(keys[:1])
     assert len(world.residency(keys)) == 3
@@ -192,5 +192,5 @@ def test_a_recovered_parent_that_comes_after_its_child_is_adopted():
 
 def resident(world, keys, tiers=DEVICE | HOST | SSD):
     with world.store._state.locked() as book:
-        slots = {key: book.index.slots.get(key, NONE) for key in keys}
+        slots = {key: book.index.slots(0).get(key, NONE) for key in keys}
         return [key for key, slot in slots.items() if slot != NONE and book.index.residency[slot] & tiers]

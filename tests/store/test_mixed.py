@@ -210,7 +210,7 @@ def test_pinned_bytes_add_up_when_a_removed_block_comes_back_under_another_codec
     (key,) = mixed.good_chain(1)
     mixed.put([key])
     with mixed.store._state.locked() as book:
-        book.drop_everywhere(book.index.slots[key], Reason.QUARANTINED)
+        book.drop_everywhere(book.index.slots(0)[key], Reason.QUARANTINED)
     mixed.cache.open_namespace(SPEC, policy=NamespacePolicy())
     mixed.put([key])
     assert tier_of(mixed.store, Tier.DEVICE).pinned_bytes == 32768

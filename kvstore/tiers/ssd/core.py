@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvstore.core.clock import Clock
 from kvstore.core.errors import TierUnavailable
-from kvstore.core.types import KEY_BYTES, BlockKey, NamespaceId
+from kvstore.core.types import KEY_BYTES, BlockKey, BlockName, NamespaceId
 from kvstore.kernels.layout import align_up
 from kvstore.tiers.base import DiskHandle
 from kvstore.tiers.ssd.catalog import CATALOG_NAME, Space
@@ -155,7 +155,7 @@ class Core:
     spares: list[Segment] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     counters: Counter[str] = field(default_factory=Counter)
-    lost: list[tuple[DiskHandle, BlockKey]] = field(default_factory=list)
+    lost: list[tuple[DiskHandle, BlockName]] = field(default_factory=list)
     """Blocks dropped without being asked to, of which the store does not know yet."""
     saved_bytes: int = 0
     """By coded slices of live blocks."""
@@ -233,9 +233,18 @@ class Core:
         self.free_if_empty(extent_row)
         return number, position
 
+    def holds(self, handle: int, key: BlockKey, namespace_id: NamespaceId | None) -> bool:
+        """Whether a handle names this block and not one that took its row over (None: of any namespace)."""
+        table = self.table
+        if not table.alive(handle) or table.key(handle) != key:
+            return False
+        space = table.extent_space[table.block_extent[handle]]
+        return namespace_id is None or self.spaces[space].namespace_id == namespace_id
+
     def lose_row(self, handle: int) -> tuple[int, int]:
         """``drop_row`` of a block that nobody asked to drop."""
-        self.lost.append((DiskHandle(handle), self.table.key(handle)))
+        space = self.table.extent_space[self.table.block_extent[handle]]
+        self.lost.append((DiskHandle(handle), (self.spaces[space].namespace_id, self.table.key(handle))))
         self.counters["blocks_lost"] += 1
         return self.drop_row(handle)
 

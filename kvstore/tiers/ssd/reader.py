@@ -75,7 +75,7 @@ class Reader:
         with core.lock:
             table = core.table
             for index, read in enumerate(reads):
-                if not table.alive(read.handle) or table.key(read.handle) != read.key:
+                if not core.holds(read.handle, read.key, read.namespace_id):
                     status[index] = ReadStatus.GONE
                     continue
                 row = table.block_extent[read.handle]

@@ -9,7 +9,7 @@ from typing import Final
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import TierError, TierUnavailable
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
-from kvstore.core.types import BlockKey, NamespaceId
+from kvstore.core.types import BlockName, NamespaceId
 from kvstore.tiers.base import (
     BlockRead,
     BlockWrite,
@@ -159,15 +159,15 @@ class SsdTier:
         self._core.counters.update(Counter(f"read_{outcome.value}" for outcome in status))
         return status
 
-    def drop(self, handles: Sequence[DiskHandle], keys: Sequence[BlockKey] | None = None) -> None:
+    def drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName] | None = None) -> None:
         """See ``DiskTier.drop``."""
         core = self._core
         with core.lock:
-            table, named = core.table, [None] * len(handles) if keys is None else keys
+            named = [None] * len(handles) if names is None else names
             dead = [
                 core.drop_row(handle)
-                for handle, key in zip(handles, named, strict=True)
-                if table.alive(handle) and (key is None or table.key(handle) == key)
+                for handle, name in zip(handles, named, strict=True)
+                if (core.table.alive(handle) if name is None else core.holds(handle, name[1], name[0]))
             ]
             core.counters["blocks_dropped"] += len(dead)
             # Submitted under the lock, so that it stands in the journal behind the record of a row's next use.
@@ -181,7 +181,7 @@ class SsdTier:
             core.next_extent = core.table.touch(handles, core.next_extent)
             core.touched = True
 
-    def lost(self) -> Sequence[tuple[DiskHandle, BlockKey]]:
+    def lost(self) -> Sequence[tuple[DiskHandle, BlockName]]:
         """See ``DiskTier.lost``."""
         core = self._core
         if not core.lost:
@@ -200,15 +200,15 @@ class SsdTier:
         self._require_open()
         return self._reclaimer.compact(fragmentation)
 
-    def verify(self, handle: DiskHandle, key: BlockKey) -> ReadStatus:
+    def verify(self, handle: DiskHandle, name: BlockName) -> ReadStatus:
         """See ``DiskTier.verify``."""
-        core = self._core
+        core, (namespace_id, key) = self._core, name
         with core.lock:
-            if not core.table.alive(handle) or core.table.key(handle) != key:
+            if not core.holds(handle, key, namespace_id):
                 return ReadStatus.GONE
             extent = core.table.extent(core.table.block_extent[handle])
             nbytes = core.spaces[extent.space].layout.of_codec(extent.codec)[2]
-        return self.read([BlockRead(handle, key, memoryview(bytearray(nbytes)))])[0]
+        return self.read([BlockRead(handle, key, memoryview(bytearray(nbytes)), None, namespace_id)])[0]
 
     def housekeeping(self) -> None:
         """One round of what goes on in the background: probe, lost files, dead segments, fragmentation."""
@@ -264,7 +264,7 @@ class SsdTier:
         """A block failed its check: it is gone, named in the log, and its bytes are set aside."""
         core = self._core
         with core.lock:
-            if not core.table.alive(read.handle) or core.table.key(read.handle) != read.key:
+            if not core.holds(read.handle, read.key, read.namespace_id):
                 return
             extent = core.table.extent(core.table.block_extent[read.handle])
             position = core.table.block_position[read.handle]

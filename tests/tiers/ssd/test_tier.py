@@ -142,11 +142,11 @@ def test_compaction_ends_and_leaves_whole_segments_alone(make_bench):
 def test_a_handle_that_names_another_block_by_now_is_not_dropped(bench):
     bench.open()
     (handle,) = bench.write([1])
-    bench.tier.drop([handle], [bench.maker.key(1)])
+    bench.tier.drop([handle], [(bench.maker.namespace_id, bench.maker.key(1))])
     assert bench.write([2]) == [handle]
-    bench.tier.drop([handle], [bench.maker.key(1)])
+    bench.tier.drop([handle], [(bench.maker.namespace_id, bench.maker.key(1))])
     assert bench.read([handle], [bench.maker.block(2, ROOT_PARENT)]) == [
         bytes(bench.maker.block(2, ROOT_PARENT).stored)
     ]
-    bench.tier.drop([handle], [bench.maker.key(2)])
+    bench.tier.drop([handle], [(bench.maker.namespace_id, bench.maker.key(2))])
     assert bench.read([handle], [bench.maker.block(2, ROOT_PARENT)]) == [ReadStatus.GONE]
