@@ -16,6 +16,7 @@ from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.daemon.config import Config, describe, load, print_config
 from kvstore.daemon.daemon import Daemon
 from kvstore.daemon.plan import plan_text
+from kvstore.rpc.listener import raise_descriptor_limit
 
 EXIT_CONFIG: Final = 2
 EXIT_START: Final = 1
@@ -95,6 +96,7 @@ def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Param
 
 def _run(config: Config) -> None:
     set_up_logging(config.log_level)
+    raise_descriptor_limit()
     # A thread that copies in small steps may else keep the loop from its turn for 5 ms.
     sys.setswitchinterval(SWITCH_SECONDS)
     try:

@@ -15,6 +15,9 @@ from kvstore.tiers.device_probe import DeviceChoice, choose_device
 from kvstore.tiers.host import locked_memory_hint
 from kvstore.tiers.memfd import HUGE_PAGE, SHMEM_ENABLED
 
+DESCRIPTORS_BESIDE: Final = 1024
+"""For gRPC's connections (512 calls), segments, journal, sockets, log."""
+
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -44,6 +47,7 @@ def make_plan(config: Config) -> list[Finding]:
         _pinning(config, cuda=cuda),
         *_ssd(config),
         _sockets(config),
+        _descriptors(config),
         Finding(
             "limits",
             "ok",
@@ -144,6 +148,16 @@ def _sockets(config: Config) -> Finding:
     if not os.access(folder, os.W_OK | os.X_OK):
         return Finding("sockets", "error", f"{text}: {folder} is not writable by uid {os.getuid()}")
     return Finding("sockets", "ok", text)
+
+
+def _descriptors(config: Config) -> Finding:
+    """A session takes its socket and its buffer; gRPC, SSD and the daemon itself take some too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * config.sessions_max + DESCRIPTORS_BESIDE
+    text = f"{needed} are needed for {config.sessions_max} sessions; the limit is {hard}"
+    if hard < needed:
+        return Finding("descriptors", "warning", f"{text}: raise LimitNOFILE, or lower sessions_max")
+    return Finding("descriptors", "ok", text)
 
 
 def _existing(path: Path) -> Path:

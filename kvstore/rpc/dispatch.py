@@ -7,9 +7,10 @@ RESOURCE_EXHAUSTED instead of being queued without end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -31,7 +32,11 @@ QUEUE_MAX: Final = 256
 
 
 class BoundedPool:
-    """A thread pool that refuses what it could not begin soon."""
+    """A thread pool that refuses what it could not begin soon.
+
+    A slot belongs to the future of its call and is given back when that has ended, however it did: answered, failed,
+    or cancelled before a thread took it.
+    """
 
     def __init__(self, name: str, threads: int, queue_max: int) -> None:
         self.name = name
@@ -40,7 +45,7 @@ class BoundedPool:
         self._lock = threading.Lock()
         self._calls = 0
 
-    def submit(self, loop: asyncio.AbstractEventLoop, call: Callable[[], R]) -> asyncio.Future[R]:
+    def submit(self, call: Callable[[], R]) -> Future[R]:
         """Run ``call`` in the pool. Raises ResourceExhausted at the bound."""
         with self._lock:
             if self._calls >= self._bound:
@@ -51,14 +56,22 @@ class BoundedPool:
                     expected=f"below {self._bound}",
                 )
             self._calls += 1
-        return loop.run_in_executor(self._pool, self._counted, call)
-
-    def _counted(self, call: Callable[[], R]) -> R:
         try:
-            return call()
-        finally:
-            with self._lock:
-                self._calls -= 1
+            future = self._pool.submit(call)
+        except BaseException:
+            self._give_back()
+            raise
+        future.add_done_callback(self._give_back)
+        return future
+
+    @property
+    def calls(self) -> int:
+        """Calls that hold a slot: under way, or waiting for a thread."""
+        return self._calls
+
+    def _give_back(self, _future: object = None) -> None:
+        with self._lock:
+            self._calls -= 1
 
     def close(self) -> None:
         """Let calls under way end, take no new ones."""
@@ -89,12 +102,12 @@ class Dispatcher:
         request = parse(method.request, payload)
         runs = method.runs(request)
         if runs is not Runs.INLINE:
-            return self._pools[runs].submit(loop, lambda: _reply(method, ctx, request))
+            return asyncio.wrap_future(self._pools[runs].submit(lambda: _reply(method, ctx, request)), loop=loop)
         reply = _run(method, lambda: method.handler(ctx, request))
         if isinstance(reply, Message):
             return reply
         # Most calls that may wait need not, and a hop to a thread costs more than they do.
-        return self._pools[Runs.WAIT].submit(loop, lambda: _run(method, reply))
+        return asyncio.wrap_future(self._pools[Runs.WAIT].submit(lambda: _run(method, reply)), loop=loop)
 
     async def call(self, name: str, ctx: CallContext, payload: bytes) -> Message:
         """Run a call to its end."""
@@ -102,17 +115,38 @@ class Dispatcher:
         return reply if isinstance(reply, Message) else await reply
 
     async def work(self, call: Callable[[], R]) -> R:
-        """Run a step of a stream in the work pool."""
-        return await self._pools[Runs.WORK].submit(asyncio.get_running_loop(), call)
+        """Run a step of a stream in the work pool; see ``_step``."""
+        return await _step(self._pools[Runs.WORK].submit(call))
 
     async def wait(self, call: Callable[[], R]) -> R:
-        """Run a step that mostly waits in the pool for waits."""
-        return await self._pools[Runs.WAIT].submit(asyncio.get_running_loop(), call)
+        """Run a step that mostly waits in the pool for waits; see ``_step``."""
+        return await _step(self._pools[Runs.WAIT].submit(call))
+
+    def calls(self) -> dict[str, int]:
+        """Slots taken, by pool."""
+        return {pool.name: pool.calls for pool in self._pools.values()}
 
     def close(self) -> None:
         """Let handlers end."""
         for pool in self._pools.values():
             pool.close()
+
+
+async def _step(step: Future[R]) -> R:
+    """Wait for a step. Who is cancelled meanwhile waits all the same until the step has ended or will never begin.
+
+    So what a stream cleans up afterwards is all that its steps have made.
+    """
+    future = asyncio.wrap_future(step)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        # A step that no thread has taken yet never begins; one that runs ends first.
+        if not step.cancel():
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({future})
+        raise
 
 
 def check_rights(method: Method, ctx: CallContext) -> None:

@@ -6,22 +6,32 @@ daemon takes the lock, knows that the socket file is stale, and replaces it.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
+import logging
 import os
+import resource
 import socket
+import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvstore.core.errors import InvalidArgument, Unavailable
 
+log = logging.getLogger(__name__)
+
 PATH_BYTES_MAX: Final = 107
 """Longest path of a Unix socket on Linux."""
 
 _UCRED: Final = struct.Struct("3i")
 _BACKLOG: Final = 128
+ACCEPT_PAUSE_S: Final = 0.2
+"""How long accepting rests when the process is out of descriptors."""
+_LOCK_TRIES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ class SocketLock:
 
     def _take(self) -> int:
         while True:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = self._open()
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -66,9 +76,39 @@ class SocketLock:
             # The holder before removed the file between our open and our lock: that file guards nothing.
             os.close(fd)
 
+    def _open(self) -> int:
+        """The lock file, made if it is missing. Only a plain file of one name that is ours or root's is ever written.
+
+        Whoever may write to the folder could else have us write to any file of ours by a link. Such a link is taken
+        away, which touches nothing behind it.
+        """
+        why = ""
+        for _ in range(_LOCK_TRIES):
+            try:
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES):
+                    raise
+                why = os.strerror(error.errno)
+            else:
+                found = os.fstat(fd)
+                if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1 and found.st_uid in (0, os.geteuid()):
+                    return fd
+                os.close(fd)
+                why = f"mode {found.st_mode:o}, {found.st_nlink} names, uid {found.st_uid}"
+            log.warning("%s is no lock file of ours (%s): removed; what it names is left alone", self._path, why)
+            try:
+                self._path.unlink(missing_ok=True)
+            except OSError as error:
+                why = f"{why}; {error.strerror}"
+                break
+        raise InvalidArgument(
+            "socket", f"lock file {self._path}: {why}", "a plain file of the daemon's own user, or none at all"
+        )
+
     def _is_current(self, fd: int) -> bool:
         try:
-            return os.fstat(fd).st_ino == os.stat(self._path).st_ino
+            return os.fstat(fd).st_ino == os.stat(self._path, follow_symlinks=False).st_ino
         except FileNotFoundError:
             return False
 
@@ -117,3 +157,66 @@ def remove_socket(path: Path) -> None:
     if (found.st_mode & 0o170000) != 0o140000:
         raise InvalidArgument("socket", str(path), "a path where nothing but an old socket lies")
     path.unlink()
+
+
+class Acceptor:
+    """Takes connections off a listening socket on the event loop, each given to ``accepted``.
+
+    Out of descriptors or memory it pauses, since the loop would else call it again at once for as long as somebody
+    waits; that is logged once until a connection was taken again.
+    """
+
+    def __init__(self, listener: socket.socket, accepted: Callable[[socket.socket], None]) -> None:
+        self._listener = listener
+        self._accepted = accepted
+        self._timer: asyncio.TimerHandle | None = None
+        self._told = False
+        self.pauses = 0
+        """How often accepting was paused."""
+        self._listen()
+
+    def _listen(self) -> None:
+        self._timer = None
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return
+        except OSError as error:
+            self._pause(error)
+            return
+        self._told = False
+        connection.setblocking(False)
+        self._accepted(connection)
+
+    def _pause(self, error: OSError) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        self._timer = loop.call_later(ACCEPT_PAUSE_S, self._listen)
+        self.pauses += 1
+        if not self._told:
+            self._told = True
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            log.error(
+                "no connection is accepted for now: %s; descriptors are limited to %d (hard limit %d): "
+                "raise LimitNOFILE, or lower sessions_max", error, soft, hard,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Accept no more, and close the listening socket. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._listener.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+
+
+def raise_descriptor_limit() -> tuple[int, int]:
+    """Raise the soft limit of descriptors to the hard one; returns soft limit and hard limit as they are now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -33,17 +33,20 @@ from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher, parse
 from kvstore.rpc.handlers_cache import fetch_message
 from kvstore.rpc.handlers_lease import name_of
-from kvstore.rpc.listener import PeerCredentials, bind_unix, peer_credentials, remove_socket
+from kvstore.rpc.listener import Acceptor, PeerCredentials, bind_unix, peer_credentials, remove_socket
 from kvstore.store.report import SessionHandle
 from kvstore.v1 import session_pb2
 from kvstore.wire.errors import as_domain, status_code, to_detail
-from kvstore.wire.framing import PROTOCOL_VERSION, Frame, FrameDecoder, FrameKind, pack_frame
+from kvstore.wire.framing import PROTOCOL_VERSION, Frame, FrameDecoder, FrameKind, first_frame, pack_frame
 
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS_MAX: Final = 5.0
 CALLS_MAX: Final = 64
 """Calls that one connection may have under way; one more is refused."""
+
+GREETINGS_MAX: Final = 256
+"""Connections that may be without a session at one time; one more, and the oldest is closed."""
 
 _HELLO_BYTES_MAX: Final = 4096
 
@@ -65,21 +68,20 @@ class SessionServer:
         self._exports = tuple(exports)
         self._options = options
         self._connections: dict[SessionId, _Connection] = {}
-        self._greetings: set[asyncio.Task[None]] = set()
-        self._listener: socket.socket | None = None
+        self._greetings: dict[asyncio.Task[None], None] = {}
+        """Connections without a session yet, the oldest first."""
+        self._acceptor: Acceptor | None = None
 
     async def start(self) -> None:
         """Bind the socket and begin to accept."""
-        self._listener = bind_unix(self._options.path, self._options.mode)
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        self._acceptor = Acceptor(bind_unix(self._options.path, self._options.mode), self._accepted)
 
     async def stop(self) -> None:
         """Stop accepting, end every connection and with it its session, remove the socket file. Idempotent."""
-        if self._listener is None:
+        if self._acceptor is None:
             return
-        asyncio.get_running_loop().remove_reader(self._listener.fileno())
-        self._listener.close()
-        self._listener = None
+        self._acceptor.close()
+        self._acceptor = None
         for task in list(self._greetings):
             task.cancel()
         for connection in list(self._connections.values()):
@@ -106,20 +108,13 @@ class SessionServer:
         except (UnknownJob, Unauthenticated) as error:
             log.debug("job %d needs no more keeping: %s", job_id, error)
 
-    def _accept(self) -> None:
-        if self._listener is None:
-            return
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            log.error("accept on %s failed: %s", self._options.path, error)
-            return
-        connection.setblocking(False)
+    def _accepted(self, connection: socket.socket) -> None:
+        if len(self._greetings) >= GREETINGS_MAX:
+            # The oldest has had the most time to say its Hello.
+            next(iter(self._greetings)).cancel()
         task = asyncio.get_running_loop().create_task(self._greet(connection))
-        self._greetings.add(task)
-        task.add_done_callback(self._greetings.discard)
+        self._greetings[task] = None
+        task.add_done_callback(lambda ended: self._greetings.pop(ended, None))
 
     async def _greet(self, connection: socket.socket) -> None:
         """Read a Hello, open the session, answer with a Welcome and the descriptors."""
@@ -128,7 +123,7 @@ class SessionServer:
         sessions = self._dispatcher.services.sessions
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
-                call_id, hello = await _read_hello(connection)
+                call_id, hello, behind = await _read_hello(connection)
             # In the pool, since the buffer's pages are faulted in: 70 ms for 64 MiB where there are no huge pages.
             handle = await self._dispatcher.work(partial(self._open, hello, peer))
             admin = peer.uid in self._options.admin_uids
@@ -136,7 +131,7 @@ class SessionServer:
             self._welcome(connection, call_id, token, self._shared(hello, handle))
             ctx = CallContext(self._dispatcher.services, handle.session_id, admin, f"pid {peer.pid} uid {peer.uid}")
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Connection(self._dispatcher, ctx, self._joined, self._left), connection
+                lambda: _Connection(self._dispatcher, ctx, self._joined, self._left, behind), connection
             )
         except (KVStoreError, OSError, TimeoutError, asyncio.CancelledError) as error:
             log.warning("session of pid %d not opened: %s", peer.pid, error or type(error).__name__)
@@ -182,27 +177,26 @@ class SessionServer:
         self._dispatcher.services.sessions.close(session_id)
 
 
-async def _read_hello(connection: socket.socket) -> tuple[int, session_pb2.Hello]:
+async def _read_hello(connection: socket.socket) -> tuple[int, session_pb2.Hello, bytes]:
+    """Call id, Hello, and what came behind it: a client need not wait for the Welcome with its first requests."""
     loop = asyncio.get_running_loop()
-    decoder = FrameDecoder()
-    size = 0
+    data = b""
     while True:
-        data = await loop.sock_recv(connection, _HELLO_BYTES_MAX)
-        size += len(data)
-        if not data:
+        more = await loop.sock_recv(connection, _HELLO_BYTES_MAX)
+        if not more:
             raise Unavailable("the peer closed before its Hello")
-        frames = decoder.feed(data)
-        if size > _HELLO_BYTES_MAX or len(frames) > 1:
-            raise InvalidArgument("hello", f"{size} bytes", f"one frame of at most {_HELLO_BYTES_MAX} bytes")
-        if frames:
+        data += more
+        frame, behind = first_frame(data)
+        if len(data) - len(behind) > _HELLO_BYTES_MAX or (frame is None and len(data) >= _HELLO_BYTES_MAX):
+            raise InvalidArgument("hello", f"{len(data)} bytes", f"a frame of at most {_HELLO_BYTES_MAX} bytes")
+        if frame is not None:
             break
-    frame = frames[0]
     if frame.kind != FrameKind.HELLO:
         raise InvalidArgument("frame.kind", frame.kind, f"{int(FrameKind.HELLO)}, a Hello first")
     hello = parse(session_pb2.Hello, frame.payload)
     if not isinstance(hello, session_pb2.Hello):
         raise InvalidArgument("hello", type(hello).__name__, "a Hello")
-    return frame.call_id, hello
+    return frame.call_id, hello, behind
 
 
 def _send_small(connection: socket.socket, frame: bytes, fds: Sequence[int]) -> None:
@@ -226,12 +220,15 @@ class _Connection(asyncio.Protocol):
         ctx: CallContext,
         joined: Callable[[_Connection, SessionId], None],
         left: Callable[[SessionId], None],
+        behind: bytes = b"",
     ) -> None:
         self._dispatcher = dispatcher
         self._ctx = ctx
         self._joined = joined
         self._left = left
         self._decoder = FrameDecoder()
+        self._behind = behind
+        """What came behind the Hello."""
         self._calls = 0
         self.called = False
         """Whether any request came over this socket."""
@@ -242,6 +239,9 @@ class _Connection(asyncio.Protocol):
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
         self._joined(self, self._ctx.session)
+        behind, self._behind = self._behind, b""
+        if behind:
+            self.data_received(behind)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

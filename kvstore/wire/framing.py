@@ -97,6 +97,20 @@ class FrameDecoder:
         return frames
 
 
+def first_frame(data: bytes) -> tuple[Frame | None, bytes]:
+    """The first frame of ``data``, None if it is not whole, and what comes behind it. Raises InvalidArgument for an
+    invalid one; what is behind it is not looked at."""
+    if len(data) < _HEADER_BYTES:
+        return None, b""
+    length, _, kind, _, name_length = _HEADER.unpack_from(data, 0)
+    _check(length, kind, name_length)
+    end = _LENGTH_BYTES + length
+    if end > len(data):
+        return None, b""
+    frames, _ = _cut(data[:end])
+    return frames[0], data[end:]
+
+
 def _cut(data: bytes | bytearray) -> tuple[list[Frame], int]:
     """The whole frames at the start of ``data``, and where they end."""
     frames: list[Frame] = []

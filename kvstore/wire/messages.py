@@ -78,7 +78,9 @@ def keys_of(packed: bytes, field: str = "keys", *, empty: bool = False) -> list[
     if not keys and not empty:
         raise InvalidArgument(field, "empty", f"1 to {BATCH_KEYS_MAX} keys of {KEY_BYTES} bytes")
     if len(set(keys)) != len(keys):
-        twice = next(key for position, key in enumerate(keys) if key in keys[:position])
+        seen = set[BlockKey]()
+        # add() answers None, so each key is entered as it is looked at.
+        twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise InvalidArgument(field, f"{twice.hex()[:16]} twice", "different keys")
     return keys
 

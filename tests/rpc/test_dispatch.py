@@ -69,3 +69,54 @@ def test_what_goes_wrong_while_waiting_is_a_typed_error(dispatcher):
     dispatcher.handlers.append(lambda _: fail)
     with pytest.raises(InternalError):
         asyncio.run(call())
+
+
+def test_a_cancelled_call_gives_its_slot_back_whether_it_began_or_not():
+    made = dispatch.Dispatcher(None, workers=1, waiters=1)
+    begun, go_on = threading.Event(), threading.Event()
+    ended = []
+
+    def step():
+        begun.set()
+        ended.append(go_on.wait(30))
+
+    async def run():
+        first = asyncio.create_task(made.work(step))
+        second = asyncio.create_task(made.work(lambda: ended.append("never")))
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        assert made.calls()["work"] == 2
+        second.cancel()
+        await asyncio.wait({second})
+        assert (second.cancelled(), made.calls()["work"]) == (True, 1), "no thread had taken it"
+        first.cancel()
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        assert not first.done(), "it runs, so its caller waits before it cleans up"
+        go_on.set()
+        await asyncio.wait({first})
+        assert (first.cancelled(), ended) == (True, [True])
+
+    asyncio.run(run())
+    made.close()
+    assert made.calls() == {"work": 0, "wait": 0}
+
+
+def test_an_unary_call_cancelled_in_the_queue_takes_no_slot_with_it(dispatcher):
+    go_on = threading.Event()
+    dispatcher.handlers.append(lambda _: lambda: REPLY if go_on.wait(30) else None)
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        calls = [asyncio.create_task(asyncio.wait_for(start(dispatcher, loop), 30)) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert dispatcher.calls()["wait"] == 20
+        for call in calls[1:]:
+            call.cancel()
+        await asyncio.wait(calls[1:])
+        assert dispatcher.calls()["wait"] == 1
+        go_on.set()
+        assert await calls[0] is REPLY
+
+    asyncio.run(run())

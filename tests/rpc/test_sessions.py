@@ -128,20 +128,35 @@ def test_a_buffer_out_of_bounds_is_refused_at_once(config, daemon, nbytes):
 
 
 def test_a_pool_refuses_beyond_its_bound():
-    async def run():
-        pool = BoundedPool("work", threads=1, queue_max=1)
-        go = threading.Event()
-        loop = asyncio.get_running_loop()
-        calls = [pool.submit(loop, go.wait) for _ in range(2)]
-        with pytest.raises(ResourceExhausted) as caught:
-            pool.submit(loop, go.wait)
-        assert (caught.value.field, caught.value.value) == ("calls", "2")
-        go.set()
-        assert await asyncio.gather(*calls) == [True, True]
-        assert await pool.submit(loop, lambda: 7) == 7
-        pool.close()
+    pool = BoundedPool("work", threads=1, queue_max=1)
+    go = threading.Event()
+    calls = [pool.submit(go.wait) for _ in range(2)]
+    with pytest.raises(ResourceExhausted) as caught:
+        pool.submit(go.wait)
+    assert (caught.value.field, caught.value.value) == ("calls", "2")
+    go.set()
+    assert [call.result(30) for call in calls] == [True, True]
+    assert pool.submit(lambda: 7).result(30) == 7
+    pool.close()
 
-    asyncio.run(run())
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 20])
+def test_requests_sent_behind_the_hello_are_answered(config, daemon, cut):
+    """A client need not wait for its Welcome; a request of which only half came with the Hello is not lost."""
+    hello = session_pb2.Hello(protocol_version=PROTOCOL_VERSION, name="eager").SerializeToString()
+    grant = leases_pb2.GrantLeaseRequest(name="x", ttl_ms=1000).SerializeToString()
+    request = pack_frame(7, FrameKind.REQUEST, grant, name=b"kvstore.v1.Leases/GrantLease")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(str(config.socket))
+        connection.sendall(pack_frame(1, FrameKind.HELLO, hello) + request[: len(request) - cut])
+        decoder, frames = FrameDecoder(), []
+        while not frames:
+            frames = decoder.feed(connection.recv(4096))
+        connection.sendall(request[len(request) - cut :])
+        while len(frames) < 2:
+            frames += decoder.feed(connection.recv(4096))
+    assert [(frame.call_id, frame.kind) for frame in frames] == [(1, FrameKind.WELCOME), (7, FrameKind.REPLY)]
 
 
 class StalledDispatcher:
