@@ -104,14 +104,16 @@ class Admin:
     def namespaces(self) -> tuple[NamespaceReport, ...]:
         """See ``Store.namespaces``."""
         with self._state.locked():
-            return tuple(
-                NamespaceReport(
-                    e.namespace_id, e.name, e.spec, e.policy, e.layout, e.blocks,
-                    (e.blocks_by_tier[Tier.DEVICE], e.blocks_by_tier[Tier.HOST], e.blocks_by_tier[Tier.SSD]),
-                    e.saved_bytes,
-                )
-                for e in self._state.namespaces.entries
-            )  # fmt: skip
+            entries = list(self._state.namespaces)
+        # Counted without the lock, one by one: there may be hundreds of thousands.
+        return tuple(
+            NamespaceReport(
+                e.namespace_id, e.name, e.spec, e.policy, e.layout, e.blocks,
+                (e.blocks_by_tier[Tier.DEVICE], e.blocks_by_tier[Tier.HOST], e.blocks_by_tier[Tier.SSD]),
+                e.saved_bytes,
+            )
+            for e in entries
+        )  # fmt: skip
 
     def list_blocks(
         self, namespace_id: NamespaceId | None, tier: Tier | None, limit: int, page_token: str
@@ -195,12 +197,12 @@ class Admin:
         validate.check_keys(keys)
         with self._state.locked():
             namespace = self._state.namespaces.get(namespace_id)
-            others = [e for e in self._state.namespaces.entries if e is not namespace]
+            others = [e for e in self._state.namespaces.of_model(namespace.spec.model) if e is not namespace]
         chain = list(keys) or chain_keys(namespace_id, token_ids, namespace.spec.block_tokens)
         candidates = {
             other.namespace_id: chain_keys(other.namespace_id, token_ids, other.spec.block_tokens)
             for other in others
-            if token_ids and other.spec.model == namespace.spec.model
+            if token_ids
         }
         with self._state.locked():
             residency = self._matched(chain, namespace)
@@ -232,7 +234,9 @@ class Admin:
     ) -> tuple[NearNamespace, ...]:
         near = []
         for namespace_id, chain in candidates.items():
-            other = self._state.namespaces.get(namespace_id)
+            other = self._state.namespaces.find(namespace_id)
+            if other is None:
+                continue
             hits = len(self._matched(chain, other))
             if hits > matched:
                 near.append(NearNamespace(namespace_id, namespace.spec.differing_fields(other.spec), hits))

@@ -10,14 +10,11 @@ block while someone outside the lock remembers it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvstore.core.clock import Clock
 from kvstore.core.types import BlockKey, BlockName, Codec, Reason, Tier
-from kvstore.store import lifecycle
 from kvstore.store.history import Counters, EventLog, News, Tombstones
 from kvstore.store.index import HITS_MAX, NONE, PAGE, UNKNOWN, BlockIndex
-from kvstore.store.lifecycle import CopyState, Event
+from kvstore.store.lifecycle import Copy, CopyState, Event
 from kvstore.store.lru import LruList
 from kvstore.store.namespaces import Namespace, NamespaceTable, kind_of
 from kvstore.tiers.base import Arena, DiskHandle
@@ -32,20 +29,6 @@ _TIERS_OF = tuple(tuple(n for n in (1, 2, 3) if bits >> (n - 1) & 1) for bits in
 
 _CAUSES = {Reason.EVICTED: "evicted", Reason.REMOVED: "removed", Reason.QUARANTINED: "quarantined"}
 _DROP_COUNTERS = {(t, cause): f"{t.name.lower()}_{_CAUSES.get(cause, 'dropped')}" for t in Tier for cause in Reason}
-
-
-@dataclass(slots=True)
-class Copy:
-    """A copy that the index does not hold: reserved, being filled, or doomed. ``place`` is an offset or a handle."""
-
-    tier: Tier
-    nbytes: int
-    state: CopyState = CopyState.ABSENT
-    place: int = NONE
-
-    def advance(self, event: Event) -> None:
-        """Go to the next state; raises IllegalTransition."""
-        self.state = lifecycle.after(self.state, event)
 
 
 class Book:
@@ -142,6 +125,7 @@ class Book:
         slot = index.find(namespace.number, key)
         if slot == NONE:
             slot = index.add(key, parent, namespace.number, depth)
+            namespace.slots += 1
         elif index.parent[slot] == UNKNOWN and parent != UNKNOWN:
             index.adopt(slot, parent, depth)
         if not index.residency[slot]:
@@ -359,7 +343,10 @@ class Book:
         while slot >= 0 and not (index.keys[slot] is None or index.residency[slot] or index.children[slot]):
             parent = index.parent[slot]
             if not self._remembered(slot):
+                namespace = self.namespace(slot)
+                namespace.slots -= 1
                 index.delete(slot)
+                self.namespaces.rest(namespace)
             elif parent >= 0:
                 index.orphan(slot)
             if parent >= 0:
@@ -375,6 +362,9 @@ class Book:
     def account(self, namespace: Namespace, tier: Tier, codec: int, change: int) -> None:
         """Count copies that came (or, below 0, went)."""
         namespace.blocks_by_tier[tier] += change
+        if tier is Tier.SSD and namespace.blocks_by_tier[tier] == 0:
+            # The disk may forget a namespace of which it holds nothing: it is told again before the next block.
+            namespace.on_disk = False
         self.blocks[tier] += change
         self.bytes[tier] += change * namespace.sizes[tier][codec]
         self.raw_bytes[tier] += change * namespace.sizes[tier][Codec.RAW]

@@ -22,9 +22,9 @@ from kvstore.core.types import (
 )  # fmt: skip
 from kvstore.store import copies, shrink
 from kvstore.store.blockcopy import RawBlock, store_raw
-from kvstore.store.book import Copy, copy_number
-from kvstore.store.index import NONE
-from kvstore.store.lifecycle import CopyState, Event
+from kvstore.store.book import copy_number
+from kvstore.store.index import NONE, UNKNOWN, BlockIndex
+from kvstore.store.lifecycle import Copy, CopyState, Event
 from kvstore.store.movement import Movement
 from kvstore.store.namespaces import Namespace
 from kvstore.store.owners import Lease, Reservation, Session
@@ -235,6 +235,9 @@ class Commit:
             return
         slot = book.resident(entry.key, self._namespace)
         entry.existed = slot != NONE
+        if not entry.existed and closes_circle(book.index, self._namespace.number, entry.key, parent):
+            entry.refuse(Reason.PARENT_MISSING)
+            return
         ready = entry.copied
         if not entry.existed:
             if not ready:
@@ -305,3 +308,17 @@ class Commit:
             places,
             self._busy if Outcome.BUSY in outcomes else None,
         )
+
+
+def closes_circle(index: BlockIndex, namespace: int, key: BlockKey, parent: int) -> bool:
+    """Whether a block that is about to come hangs above ``parent`` already, and so can not have it as its parent.
+
+    Keys that are made of tokens never do; the keys of a client need not be.
+    """
+    slot = index.find(namespace, key)
+    # Only a ghost whose parent is not known yet is given one. It is the top of what hangs under it.
+    if slot == NONE or index.parent[slot] != UNKNOWN or not index.children[slot]:
+        return False
+    while parent >= 0 and parent != slot:
+        parent = index.parent[parent]
+    return parent == slot

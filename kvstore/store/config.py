@@ -34,7 +34,9 @@ class StoreConfig:
     leases_max: int = 16_384
     reservations_max: int = 262_144
     jobs_max: int = 4_096
-    namespaces_max: int = 4_096
+    namespaces_max: int = 262_144
+    """Namespaces in use at one time (a block, or an open session that opened it); others are forgotten to make room.
+    A name counts as one, too, and so does each KiB of a spec's text."""
     load_queue_max: int = 1_024
     """Jobs of fetch and prefetch waiting for a loader."""
     write_queue_max: int = 65_536
@@ -66,7 +68,8 @@ class StoreConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"store.{name}", getattr(self, name), "1 or more")
-        if self.leases_max > 65_535 or self.namespaces_max > 65_535:
-            raise InvalidArgument("store.leases_max, store.namespaces_max", "above 65535", "at most 65535 of each")
+        for name, limit in (("leases_max", 65_535), ("namespaces_max", 1 << 24)):
+            if getattr(self, name) > limit:
+                raise InvalidArgument(f"store.{name}", getattr(self, name), f"at most {limit}")
         if not 1 <= self.extent_blocks_max <= 64:
             raise InvalidArgument("store.extent_blocks_max", self.extent_blocks_max, "1 to 64")

@@ -50,7 +50,7 @@ class Get:
         index = state.book.index
         residency = index.residency
         with state.lock:
-            state.owners.session(session_id)
+            session = state.owners.session(session_id)
             namespace = state.namespaces.get(namespace_id)
             slot_of, readable = index.slots(namespace.number).get, state.readable
             # Column by column, which takes half the time of going key by key.
@@ -59,7 +59,7 @@ class Get:
                 return MatchResult(len(found), tuple(found))
             del found[found.index(0) :]
             reason = self.why_missing(keys[len(found)], namespace)
-            near = state.namespaces.near(namespace.spec) if not found else ()
+            near = state.namespaces.near(namespace.spec, session.namespaces) if not found else ()
         return MatchResult(len(found), tuple(found), reason, near)
 
     def why_missing(self, key: BlockKey, namespace: Namespace) -> Reason:

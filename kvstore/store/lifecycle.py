@@ -18,10 +18,12 @@ given back at DRAIN, when the last I/O has ended. An illegal event raises and ch
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from kvstore.core.errors import InternalError
+from kvstore.core.types import Tier
 
 
 class CopyState(Enum):
@@ -84,3 +86,17 @@ def after(state: CopyState, event: Event) -> CopyState:
         return TRANSITIONS[state, event]
     except KeyError:
         raise IllegalTransition(state, event) from None
+
+
+@dataclass(slots=True)
+class Copy:
+    """A copy that the index does not hold: reserved, being filled, or doomed. ``place`` is an offset or a handle."""
+
+    tier: Tier
+    nbytes: int
+    state: CopyState = CopyState.ABSENT
+    place: int = -1
+
+    def advance(self, event: Event) -> None:
+        """Go to the next state; raises IllegalTransition."""
+        self.state = after(self.state, event)

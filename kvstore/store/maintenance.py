@@ -58,7 +58,7 @@ class Maintenance:
             if namespace_id is None:
                 return [
                     (entry.namespace_id, key)
-                    for entry in self._state.namespaces.entries
+                    for entry in self._state.namespaces
                     for key in book.index.slots(entry.number)
                 ]
             namespace = self._state.namespaces.get(namespace_id)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.core.types import BlockKey, Codec, Outcome, Reason, Tier
-from kvstore.store.book import Copy, copy_number
+from kvstore.store.book import copy_number
 from kvstore.store.index import NONE
-from kvstore.store.lifecycle import CopyState
+from kvstore.store.lifecycle import Copy, CopyState
 from kvstore.store.namespaces import Namespace
 from kvstore.store.space import Space, Verdict, Victim
 from kvstore.store.state import State

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 from kvstore.cache import NearNamespace
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted, UnknownNamespace
@@ -10,7 +13,11 @@ from kvstore.core.namespace import PAGE_BYTES, BlockLayout, NamespacePolicy, Nam
 from kvstore.core.types import Codec, NamespaceId, Tier
 from kvstore.kernels.layout import align_up
 
-NAME_BYTES_MAX = 256
+NAME_BYTES_MAX: Final = 256
+NEAR_LOOKED_AT_MAX: Final = 16
+NEAR_TOLD_MAX: Final = 4
+TEXT_BYTES_EACH: Final = 1024
+"""Bytes of text in a spec that weigh as much as a namespace does."""
 
 
 @dataclass(slots=True)
@@ -22,8 +29,13 @@ class Namespace:
     spec: NamespaceSpec
     layout: BlockLayout
     policy: NamespacePolicy
-    name: str = ""
+    names: tuple[str, ...] = ()
     on_disk: bool = False
+    """Whether SSD knows spec, policy and name as they are now. It may forget a namespace that has no block there."""
+    sessions: int = 0
+    """Open sessions that opened it."""
+    slots: int = 0
+    """Slots of the index that are its blocks' and ghosts'."""
     blocks: int = 0
     blocks_by_tier: list[int] = field(default_factory=lambda: [0] * 4)
     saved_bytes: int = 0
@@ -35,6 +47,11 @@ class Namespace:
         raw, coded = self.layout.device_bytes, align_up(self.layout.units_bytes(Codec.INT8), PAGE_BYTES)
         stored = (self.layout.raw_stored_bytes, self.layout.stored_bytes) * 2
         self.sizes = ((0,) * 4, (raw, raw, coded, coded), stored, stored)
+
+    @property
+    def name(self) -> str:
+        """The first name that it was given, or ""."""
+        return self.names[0] if self.names else ""
 
     @property
     def codec(self) -> Codec:
@@ -62,16 +79,31 @@ def kind_of(codec: Codec, device_codec: Codec) -> int:
 
 
 class NamespaceTable:
-    """Namespaces by id, name and number."""
+    """Namespaces by id, number, name and model.
+
+    A namespace that nothing needs (no block, no open session that opened it) *rests*: it stays known, under its name
+    and policy, until the table is full; then those that have rested longest are forgotten, and their numbers are used
+    again. So ``namespaces_max`` bounds what is in use at one time, not what was ever opened.
+    """
 
     def __init__(self, namespaces_max: int) -> None:
         self._max = namespaces_max
         self._by_id: dict[NamespaceId, Namespace] = {}
         self._by_name: dict[str, Namespace] = {}
+        self._by_model: dict[str, dict[bytes, dict[int, Namespace]]] = {}
+        """By model, then by salt: what one tenant has of one model, by number."""
+        self._resting: dict[int, Namespace] = {}
+        self._free: list[int] = []
+        self.weight = 0
+        """One for each namespace and each of its names, and one for each KiB of text in its spec."""
         self.entries: list[Namespace] = []
+        """By number; for a slot's namespace only. Numbers of forgotten ones keep what they had until they are used."""
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Namespace]:
+        return iter(self._by_id.values())
 
     def get(self, namespace_id: NamespaceId) -> Namespace:
         """Raises UnknownNamespace (InvalidArgument for an id of the wrong length)."""
@@ -88,48 +120,129 @@ class NamespaceTable:
         """The namespace, or None."""
         return self._by_id.get(namespace_id)
 
-    def check(self, spec: NamespaceSpec, name: str, policy: NamespacePolicy | None) -> None:
-        """Raise what ``open`` would raise; change nothing."""
+    def open(self, spec: NamespaceSpec, name: str, policy: NamespacePolicy | None) -> tuple[Namespace, bool]:
+        """The namespace of a spec and whether it is new. The policy of an opener that gives one stays.
+
+        Raises before it changes anything but what rests.
+        """
         if len(name.encode()) > NAME_BYTES_MAX:
             raise InvalidArgument("name", f"{len(name.encode())} bytes", f"at most {NAME_BYTES_MAX} bytes")
         if policy is not None:
             check_policy(spec, policy)
         bound = self._by_name.get(name) if name else None
         if bound is not None and bound.spec != spec:
-            differing = ", ".join(bound.spec.differing_fields(spec))
-            raise NamespaceMismatch(
-                f"name {name!r} is bound to a spec that differs in {differing}: bound {bound.spec}, given {spec}",
-                field=differing,
-                value=name,
-                expected=f"the spec of {bound.namespace_id.hex()}",
-            )
-        if spec.namespace_id not in self._by_id and len(self.entries) >= self._max:
-            raise ResourceExhausted(f"{self._max} namespaces are known; the bound is store.namespaces_max")
-
-    def open(self, spec: NamespaceSpec, name: str, policy: NamespacePolicy | None) -> tuple[Namespace, bool]:
-        """The namespace of a spec and whether it is new. The policy of an opener that gives one stays."""
-        self.check(spec, name, policy)
+            raise _mismatch(name, bound, spec)
         namespace_id = spec.namespace_id
         found = self._by_id.get(namespace_id)
         created = found is None
+        more = (_weight_of(spec) if created else 0) + (1 if name and bound is None else 0)
+        self._make_room(more, found)
         if found is None:
-            found = Namespace(len(self.entries), namespace_id, spec, BlockLayout.of(spec), policy or NamespacePolicy())
-            self._by_id[namespace_id] = found
-            self.entries.append(found)
+            found = self._add(namespace_id, spec, policy or NamespacePolicy())
         elif policy is not None and policy != found.policy:
             found.policy = policy
             found.on_disk = False
-        if name:
+        self.weight += more
+        if name and bound is None:
             self._by_name[name] = found
-            if not found.name:
-                found.name, found.on_disk = name, False
+            found.names += (name,)
+            found.on_disk = found.on_disk and len(found.names) > 1
         return found, created
 
-    def near(self, spec: NamespaceSpec) -> tuple[NearNamespace, ...]:
-        """Other namespaces of the same model, fullest first, with the fields that differ."""
-        others = [e for e in self.entries if e.spec.model == spec.model and e.spec != spec]
-        others.sort(key=lambda e: -e.blocks)
-        return tuple(NearNamespace(e.namespace_id, spec.differing_fields(e.spec), e.blocks) for e in others[:16])
+    def _add(self, namespace_id: NamespaceId, spec: NamespaceSpec, policy: NamespacePolicy) -> Namespace:
+        number = self._free.pop() if self._free else len(self.entries)
+        added = Namespace(number, namespace_id, spec, BlockLayout.of(spec), policy)
+        if number == len(self.entries):
+            self.entries.append(added)
+        else:
+            self.entries[number] = added
+        self._by_id[namespace_id] = added
+        self._by_model.setdefault(spec.model, {}).setdefault(spec.salt, {})[number] = added
+        return added
+
+    def use(self, namespace: Namespace) -> None:
+        """One session more needs it."""
+        namespace.sessions += 1
+        self._resting.pop(namespace.number, None)
+
+    def leave(self, namespace: Namespace) -> None:
+        """Undo one ``use``."""
+        namespace.sessions -= 1
+        self.rest(namespace)
+
+    def rest(self, namespace: Namespace) -> None:
+        """Let it be forgotten when its place is wanted, if neither a session nor a slot of the index needs it."""
+        if namespace.sessions == 0 and namespace.slots == 0 and namespace.number not in self._resting:
+            self._resting[namespace.number] = namespace
+
+    def _make_room(self, more: int, wanted: Namespace | None) -> None:
+        """Forget what rests, the longest first, until there is room; ``wanted`` stays. Raises ResourceExhausted."""
+        while more and self.weight + more > self._max:
+            oldest = next((entry for entry in self._resting.values() if entry is not wanted), None)
+            if oldest is None:
+                raise ResourceExhausted(
+                    f"{len(self)} namespaces (of weight {self.weight}) are in use; the bound is store.namespaces_max ="
+                    f" {self._max}",
+                    field="namespaces",
+                )
+            self._forget(oldest)
+
+    def _forget(self, namespace: Namespace) -> None:
+        spec, number = namespace.spec, namespace.number
+        if self._resting.pop(number, None) is None or namespace.slots or namespace.sessions:
+            return
+        del self._by_id[namespace.namespace_id]
+        for name in namespace.names:
+            del self._by_name[name]
+        tenants = self._by_model[spec.model]
+        del tenants[spec.salt][number]
+        if not tenants[spec.salt]:
+            del tenants[spec.salt]
+        if not tenants:
+            del self._by_model[spec.model]
+        self.weight -= _weight_of(spec) + len(namespace.names)
+        self._free.append(number)
+
+    def near(self, spec: NamespaceSpec, opened: Mapping[NamespaceId, Namespace]) -> tuple[NearNamespace, ...]:
+        """The fullest few other namespaces of the same model, with the fields that differ.
+
+        Only those of the same salt and those that the asker has ``opened`` itself, and a bounded number of them: all
+        others are other tenants', whose ids and fields are nobody else's business.
+        """
+        mine = islice(self._by_model.get(spec.model, {}).get(spec.salt, {}).values(), NEAR_LOOKED_AT_MAX)
+        own = (e for e in islice(reversed(opened.values()), NEAR_LOOKED_AT_MAX) if e.spec.model == spec.model)
+        found = {entry.number: entry for entry in (*mine, *own)}
+        others = [entry for entry in found.values() if entry.spec != spec]
+        others.sort(key=lambda entry: -entry.blocks)
+        return tuple(
+            NearNamespace(entry.namespace_id, spec.differing_fields(entry.spec), entry.blocks)
+            for entry in others[:NEAR_TOLD_MAX]
+        )
+
+    def of_model(self, model: str) -> list[Namespace]:
+        """A bounded number of the namespaces of a model, of all tenants: for operators."""
+        tenants = self._by_model.get(model, {}).values()
+        return list(islice((entry for tenant in tenants for entry in tenant.values()), NEAR_LOOKED_AT_MAX))
+
+
+def _mismatch(name: str, bound: Namespace, spec: NamespaceSpec) -> NamespaceMismatch:
+    """What the opener of another spec is told; of another tenant's nothing but that it is another's."""
+    differing = bound.spec.differing_fields(spec)
+    mine = "salt" not in differing
+    fields = ", ".join(differing) if mine else "salt"
+    specs = f": bound {bound.spec}, given {spec}" if mine else ""
+    return NamespaceMismatch(
+        f"name {name!r} is bound to a spec that differs in {fields}{specs}",
+        field=fields,
+        value=name,
+        expected=f"the spec of {bound.namespace_id.hex()}" if mine else "a name that no other tenant has taken",
+    )
+
+
+def _weight_of(spec: NamespaceSpec) -> int:
+    """Share of ``namespaces_max`` that a namespace takes, without its names."""
+    text = sum(map(len, (spec.model, spec.revision, spec.rope, spec.extra, spec.salt)))
+    return 1 + text // TEXT_BYTES_EACH
 
 
 def check_policy(spec: NamespaceSpec, policy: NamespacePolicy) -> None:

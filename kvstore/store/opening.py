@@ -1,4 +1,4 @@
-"""Namespaces are made known, and kept on disk before the first block of them is."""
+"""Namespaces are made known to a session; what the disk holds blocks of, it also knows by its present policy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from kvstore.cache import OpenedNamespace
 from kvstore.core.errors import InvalidArgument, TierError
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
-from kvstore.core.types import Durability, SessionId
+from kvstore.core.types import Durability, SessionId, Tier
 from kvstore.store.state import State
 
 log = logging.getLogger(__name__)
@@ -27,10 +27,14 @@ class Opening:
         if policy is not None and policy.durability is Durability.DURABLE and state.disk is None:
             raise InvalidArgument("policy.durability", "DURABLE", "MEMORY, since this store has no SSD tier")
         with state.locked():
-            state.owners.session(session_id)
+            session = state.owners.session(session_id)
             namespace, created = state.namespaces.open(spec, name, policy)
-            near = state.namespaces.near(spec)
-            keep = not namespace.on_disk
+            if namespace.namespace_id not in session.namespaces:
+                session.namespaces[namespace.namespace_id] = namespace
+                state.namespaces.use(namespace)
+            near = state.namespaces.near(spec, session.namespaces)
+            # Without a block on SSD it is kept there before the first one is written, if ever one is.
+            keep = not namespace.on_disk and namespace.blocks_by_tier[Tier.SSD] > 0
         if keep and state.disk is not None:
             try:
                 state.disk.put_namespace(spec, namespace.policy, namespace.name)

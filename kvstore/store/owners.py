@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kvstore.cache import FetchResult
 from kvstore.core.errors import ResourceExhausted, Unauthenticated, UnknownJob, UnknownLease, UnknownReservation
 from kvstore.core.types import Area, BlockKey, BlockName, JobId, LeaseId, NamespaceId, ReservationId, SessionId, Tier
-from kvstore.store.book import Copy
+from kvstore.store.lifecycle import Copy
 from kvstore.store.namespaces import Namespace
 from kvstore.tiers.base import Arena
 
@@ -30,6 +30,8 @@ class Session:
     leases: set[LeaseId] = field(default_factory=set)
     jobs: set[JobId] = field(default_factory=set)
     ended: bool = False
+    namespaces: dict[NamespaceId, Namespace] = field(default_factory=dict)
+    """Those that it opened: they are not forgotten while it lives."""
 
 
 @dataclass(frozen=True, slots=True)

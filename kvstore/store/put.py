@@ -23,11 +23,10 @@ from kvstore.core.types import (
     Tier,
 )  # fmt: skip
 from kvstore.store import validate
-from kvstore.store.book import Copy
 from kvstore.store.commit import Commit
 from kvstore.store.durable import Durably
 from kvstore.store.index import NONE, PAGE_BITS
-from kvstore.store.lifecycle import Event
+from kvstore.store.lifecycle import Copy, Event
 from kvstore.store.movement import Movement
 from kvstore.store.namespaces import Namespace
 from kvstore.store.owners import Reservation, Session

@@ -16,7 +16,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from kvstore.core.types import ROOT_PARENT, Codec, NamespaceId, Tier
+from kvstore.core.errors import ResourceExhausted
+from kvstore.core.types import ROOT_PARENT, Codec, NamespaceId, Reason, Tier
 from kvstore.store.book import Book
 from kvstore.store.index import DEPTH_MAX, NONE, UNKNOWN, BlockIndex
 from kvstore.store.namespaces import Namespace
@@ -43,7 +44,14 @@ def recover(state: State, disk: DiskTier) -> None:
             batch = []
     known = know_namespaces(state, disk) if known is None else known
     register_blocks(state, batch, known)
-    set_depths(state.book.index)
+    with state.locked() as book:
+        if not set_depths(book.index):
+            cut_circles(book)
+            set_depths(book.index)
+        for namespace in known.values():
+            # What the disk holds no block of is known for its name and policy, and may be forgotten.
+            namespace.on_disk = namespace.on_disk and namespace.slots > 0
+            state.namespaces.leave(namespace)
     give_heap_back()
     report = disk.report
     log.info(
@@ -57,9 +65,15 @@ def know_namespaces(state: State, disk: DiskTier) -> dict[NamespaceId, Namespace
     known: dict[NamespaceId, Namespace] = {}
     for spec, policy, name in disk.namespaces():
         with state.locked():
-            namespace, _ = state.namespaces.open(spec, name, policy)
+            try:
+                namespace, _ = state.namespaces.open(spec, name, policy)
+            except ResourceExhausted as error:
+                log.warning("the blocks of a namespace on SSD are dropped: %s", error)
+                continue
             namespace.on_disk = True
             known[namespace.namespace_id] = namespace
+            # Nothing of it is in the index yet, and it must not make room for the next one.
+            state.namespaces.use(namespace)
     return known
 
 
@@ -87,10 +101,12 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
         parent = NONE if parent_key == ROOT_PARENT else slots.get(parent_key, UNKNOWN)
         if parent == UNKNOWN:
             parent = index.add(parent_key, UNKNOWN, number, 0)
+            namespace.slots += 1
         depth = index.depth[parent] + 1 if parent >= 0 else 0
         slot = slots.get(key, NONE)
         if slot == NONE:
             slot = index.add(key, parent, number, depth)
+            namespace.slots += 1
         elif residency[slot]:
             # Two copies of one key: the later one goes, being the same bytes.
             book.dropped_handles.append((block.handle, (namespace.namespace_id, key)))
@@ -110,21 +126,51 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
     namespace.blocks += sum(counts)
 
 
-def set_depths(index: BlockIndex) -> None:
-    """Right the depths of blocks that were found before their parents, as happens when a parent was used later."""
+def set_depths(index: BlockIndex) -> bool:
+    """Right the depths of blocks that were found before their parents, as happens when a parent was used later.
+
+    False, and nothing done, if parents go round in a circle somewhere.
+    """
     ancestors = np.array(index.parent, dtype=np.int64)[: index.top]
     depths = np.array(index.depth, dtype=np.int64)[: index.top]
     has_parent = ancestors >= 0
     right = np.minimum(np.where(has_parent, depths[ancestors] + 1, 0), DEPTH_MAX)
-    if np.array_equal(right, depths):
-        return
+    if np.array_equal(right, depths) and not (depths == DEPTH_MAX).any():
+        return True
     # Steps to an ancestor that is twice as far away each time.
     steps = has_parent.astype(np.int64)
-    while has_parent.any():
+    for _ in range(index.top.bit_length() + 1):
+        if not has_parent.any():
+            break
         steps += np.where(has_parent, steps[ancestors], 0)
         ancestors = np.where(has_parent, ancestors[ancestors], ancestors)
         has_parent = ancestors >= 0
+    if has_parent.any():
+        return False
     index.depth[: index.top] = array("H", np.minimum(steps, DEPTH_MAX).astype(np.uint16).tobytes())
+    return True
+
+
+def cut_circles(book: Book) -> None:
+    """Drop the blocks that are their own ancestors: no root leads to them, and whoever follows parents would not end.
+
+    A client whose keys are no hashes can have named such parents. What hangs under them has a missing parent then.
+    """
+    index = book.index
+    step = np.append(np.array(index.parent, dtype=np.int64)[: index.top], index.top)
+    # A step from a root, from a ghost that knows no parent, and from the end itself, leads to the end.
+    step[:-1][(step[:-1] < 0) | (np.array(index.children)[: index.top] == 0)] = index.top
+    for _ in range(index.top.bit_length() + 1):
+        step = step[step]
+    circle = np.unique(step[step != index.top]).tolist()
+    for slot in circle:
+        index.kids[Tier.SSD][index.parent[slot]] -= bool(index.residency[slot])
+        index.orphan(slot)
+    for slot in circle:
+        if index.residency[slot]:
+            book.drop(slot, Tier.SSD, Reason.DROPPED)
+    book.counters.count("recovered_in_circle", len(circle))
+    log.error("%d blocks on SSD are their own ancestors and are dropped", len(circle))
 
 
 def give_heap_back() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.core.errors import InternalError
 from kvstore.core.types import Codec, Tier
-from kvstore.store.book import Copy
+from kvstore.store.lifecycle import Copy
 from kvstore.store.movement import Movement
 from kvstore.store.namespaces import Namespace
 

@@ -70,7 +70,7 @@ class Tenancy:
                 state.owners.take_job(job)
                 job.done.set()
             book.counters.count("sessions_ended")
-            self._close_buffer_if_idle(session)
+            self._let_go_if_idle(session)
 
     def memory(self, session_id: SessionId, area: Area) -> memoryview:
         """See ``Store.memory``."""
@@ -88,10 +88,15 @@ class Tenancy:
     def buffer_io_end(self, session: Session) -> None:
         """A job no longer lands bytes in the session's buffer. Called with the lock held."""
         session.buffer_io -= 1
-        self._close_buffer_if_idle(session)
+        self._let_go_if_idle(session)
 
-    def _close_buffer_if_idle(self, session: Session) -> None:
-        if session.ended and session.buffer_io == 0 and session.buffer is not None:
+    def _let_go_if_idle(self, session: Session) -> None:
+        if not session.ended or session.buffer_io:
+            return
+        for namespace in session.namespaces.values():
+            self._state.namespaces.leave(namespace)
+        session.namespaces.clear()
+        if session.buffer is not None:
             self._state.afterwards(session.buffer.close)
             session.buffer = None
 

@@ -53,7 +53,7 @@ def _counts(book: Book) -> list[str]:
 def _blocks(book: Book) -> list[tuple[int, BlockKey, int]]:
     """Namespace number, key and slot of every block and ghost."""
     index = book.index
-    return [(e.number, key, slot) for e in book.namespaces.entries for key, slot in index.slots(e.number).items()]
+    return [(e.number, key, slot) for e in book.namespaces for key, slot in index.slots(e.number).items()]
 
 
 def _lists(book: Book) -> list[str]:
@@ -98,7 +98,9 @@ def _totals(state: State, book: Book) -> list[str]:
             wrong.append(
                 f"{tier.name} has {state.arenas[tier].used_bytes} bytes out; owned are {sizes + sum(others) + reserved}"
             )
-    for namespace in state.namespaces.entries:
+    for namespace in state.namespaces:
+        if namespace.slots != len(book.index.slots(namespace.number)):
+            wrong.append(f"namespace {namespace.number} counts {namespace.slots} slots")
         mine = [slot for slot in slots if book.namespace(slot) is namespace and book.index.residency[slot]]
         if namespace.blocks != len(mine):
             wrong.append(f"namespace {namespace.number} counts {namespace.blocks} blocks and has {len(mine)}")

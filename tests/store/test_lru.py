@@ -8,9 +8,9 @@ import pytest
 
 from kvstore.core.clock import ManualClock
 from kvstore.core.types import Codec, Outcome, Reason, Target, Tier
-from kvstore.store.book import Book, Copy
+from kvstore.store.book import Book
 from kvstore.store.index import NONE, UNKNOWN, BlockIndex
-from kvstore.store.lifecycle import Event
+from kvstore.store.lifecycle import Copy, Event
 from kvstore.store.lru import LruList
 from kvstore.store.namespaces import NamespaceTable
 from kvstore.testing.world import SPEC

@@ -11,9 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from kvstore.cache import CommitEntry
-from kvstore.core.errors import InvalidArgument
+from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted
 from kvstore.core.types import ROOT_PARENT, BlockKey, Durability, Outcome, Reason, Target, Tier
 from kvstore.store.config import StoreConfig
+from kvstore.store.embedded import EmbeddedCache, build_store
+from kvstore.store.namespaces import NamespaceTable
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import SPEC, World
@@ -202,3 +204,127 @@ def test_two_namespaces_of_equal_keys_in_every_way():
         max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
     )
     run_machine(TenantsMachine, settings=TenantsMachine.TestCase.settings)
+
+
+def test_a_namespace_that_nothing_needs_is_forgotten_to_make_room(make_world):
+    world = make_world(config=StoreConfig(namespaces_max=4))
+    ids = []
+    for number in range(200):
+        cache = EmbeddedCache(world.store, name=f"tenant {number}", buffer_bytes=1 << 16)
+        ids.append(cache.open_namespace(replace(SPEC, salt=b"%d" % number)).namespace_id)
+        cache.close()
+    known = {report.namespace_id for report in world.store.namespaces()}
+    assert known == {world.namespace_id, *ids[-3:]}
+    assert len(world.store._state.namespaces.entries) == 4
+    assert violations(world.store) == []
+
+
+def test_a_namespace_with_a_block_or_an_open_session_stays(make_world):
+    world = make_world(config=StoreConfig(namespaces_max=3), device_blocks=0)
+    holder, keeper = (Tenant(world, replace(SPEC, salt=salt)) for salt in (b"block", b"session"))
+    cache = EmbeddedCache(world.store, name="short", buffer_bytes=1 << 16)
+    holder.put(KEYS[0])
+    with pytest.raises(ResourceExhausted, match="namespaces_max"):
+        cache.open_namespace(replace(SPEC, salt=b"one more"))
+    world.cache.close()
+    cache.open_namespace(replace(SPEC, salt=b"one more"))
+    known = {report.namespace_id for report in world.store.namespaces()}
+    assert holder.namespace_id in known
+    assert keeper.namespace_id not in known or world.namespace_id not in known
+    with world.store._state.locked() as book:
+        book.drop_everywhere(book.find((holder.namespace_id, KEYS[0])), Reason.REMOVED)
+    for number in range(3):
+        other = EmbeddedCache(world.store, name="others", buffer_bytes=1 << 16)
+        other.open_namespace(replace(SPEC, salt=b"later %d" % number))
+        other.close()
+    assert holder.namespace_id not in {report.namespace_id for report in world.store.namespaces()}
+    cache.close()
+
+
+def test_long_specs_and_many_names_weigh_more(make_world):
+    world = make_world(config=StoreConfig(namespaces_max=8))
+    with pytest.raises(ResourceExhausted):
+        world.cache.open_namespace(replace(SPEC, salt=b"x" * 8192))
+    for number in range(7):
+        world.cache.open_namespace(SPEC, name=f"name {number}")
+    with pytest.raises(ResourceExhausted):
+        world.cache.open_namespace(SPEC, name="one name more")
+
+
+def test_after_a_restart_only_namespaces_with_blocks_take_room(make_world, disk):
+    world = make_world(disk=disk)
+    tenants = [Tenant(world, replace(SPEC, salt=b"%d" % number)) for number in range(20)]
+    for tenant in tenants[:3]:
+        tenant.put(KEYS[0], durability=Durability.DURABLE)
+    world.close()
+    assert len(disk.namespaces()) == 3
+    again = make_world(disk=disk, config=StoreConfig(namespaces_max=4))
+    assert len(again.store.namespaces()) == 4
+    with pytest.raises(ResourceExhausted):
+        again.cache.open_namespace(replace(SPEC, salt=b"one more"))
+    assert all(Tenant(again, tenant.spec).has(KEYS[0]) for tenant in tenants[:3])
+    config = StoreConfig(namespaces_max=2, loader_threads=0, writer_threads=0)
+    fewer = build_store(config, host_bytes=1 << 20, disk=disk.crashed())
+    assert [report.blocks for report in fewer.namespaces()] == [1, 1]
+    fewer.close()
+
+
+def test_near_is_bounded_and_of_one_tenant(make_world):
+    table = NamespaceTable(5000)
+    mine = [table.open(replace(SPEC, salt=b"me", extra=f'"{n}"'), "", None)[0] for n in range(100)]
+    for number in range(2000):
+        table.open(replace(SPEC, salt=b"%d" % number), "", None)
+    near = table.near(replace(SPEC, salt=b"me", revision="new"), {})
+    assert 1 <= len(near) <= 4
+    assert {other.namespace_id for other in near} <= {entry.namespace_id for entry in mine}
+    assert table.near(replace(SPEC, salt=b"stranger"), {}) == ()
+
+
+def test_a_taken_name_tells_nothing_of_another_tenant(world):
+    taken = world.cache.open_namespace(replace(SPEC, salt=b"secret of a", revision="1"), name="model")
+    with pytest.raises(NamespaceMismatch) as caught:
+        world.cache.open_namespace(replace(SPEC, salt=b"b", revision="2"), name="model")
+    assert caught.value.field == "salt"
+    assert "secret" not in str(caught.value)
+    assert taken.namespace_id.hex() not in str(caught.value)
+
+
+def on_disk(disk, blocks):
+    """A disk on which (key, parent) lie as they are given, as whole blocks of ``SPEC``."""
+    world = World(disk=disk)
+    world.put([key for key, _ in blocks], durability=Durability.DURABLE)
+    world.close()
+    for stored in disk._blocks.values():
+        stored.parent = dict(blocks)[stored.key]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("circle", [[0], [0, 1], [0, 1, 2, 3, 4]])
+def test_recovery_believes_no_circle_of_parents(make_world, disk, circle):
+    blocks = [(KEYS[one], KEYS[circle[at - 1]]) for at, one in enumerate(circle)]
+    blocks += [(KEYS[5], ROOT_PARENT), (KEYS[6], KEYS[5]), (KEYS[7], KEYS[0])]
+    on_disk(disk, blocks)
+    world = make_world(disk=disk)
+    tenant = Tenant(world, SPEC)
+    assert [tenant.has(key) for key in KEYS] == [False] * 5 + [True, True, True]
+    assert world.store.status().counters["recovered_in_circle"] == len(circle)
+    assert violations(world.store) == []
+    assert tenant.put(KEYS[0], durability=Durability.DURABLE) == (HIT, False)
+    world.cache.flush()
+
+
+@pytest.mark.timeout(20)
+def test_a_commit_can_not_close_a_circle_after_a_restart(make_world, disk):
+    world = make_world(disk=disk)
+    tenant = Tenant(world, SPEC)
+    tenant.put(KEYS[1], durability=Durability.DURABLE)
+    tenant.put(KEYS[0], KEYS[1], Durability.DURABLE)
+    tenant.cache.remove(tenant.namespace_id, [KEYS[1]])
+    world.cache.flush()
+    world.close()
+    world = make_world(disk=disk)
+    tenant = Tenant(world, SPEC)
+    assert tenant.put(KEYS[1], KEYS[0])[0] is MISS
+    assert tenant.put(KEYS[2], KEYS[0], Durability.DURABLE)[0] is HIT
+    world.cache.flush()
+    assert violations(world.store) == []

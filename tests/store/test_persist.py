@@ -295,6 +295,7 @@ def test_orphans_found_at_start_are_reachable_once_their_parent_is_back(make_wor
 def test_a_policy_and_a_name_survive_a_restart(make_world, disk):
     world = make_world(disk=disk, write=WritePolicy.BACK)
     world.cache.open_namespace(SPEC, name="demo")
+    world.put(world.chain(1, 1))
     world.close()
     store = build_store(StoreConfig(loader_threads=0, writer_threads=0), host_bytes=1 << 20, disk=disk)
     try:
