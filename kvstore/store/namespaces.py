@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -203,7 +203,7 @@ class NamespaceTable:
         self.weight -= _weight_of(spec) + len(namespace.names)
         self._free.append(number)
 
-    def near(self, spec: NamespaceSpec, opened: Mapping[NamespaceId, Namespace]) -> tuple[NearNamespace, ...]:
+    def near(self, spec: NamespaceSpec, opened: dict[NamespaceId, Namespace]) -> tuple[NearNamespace, ...]:
         """The fullest few other namespaces of the same model, with the fields that differ.
 
         Only those of the same salt and those that the asker has ``opened`` itself, and a bounded number of them: all
