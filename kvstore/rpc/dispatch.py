@@ -156,7 +156,8 @@ def check_rights(method: Method, ctx: CallContext) -> None:
             f"{method.name} needs admin rights, which {ctx.peer} has not",
             field="method",
             value=method.name,
-            expected="a caller on a Unix socket of the daemon's own user or root",
+            expected="a session opened on the session socket by root, the daemon's own user or one of admin_uids; "
+            "over gRPC its token, on the Unix socket only",
         )
     if method.session:
         _ = ctx.session

@@ -1,7 +1,10 @@
 """The gRPC face of the method table: servicers made from it, health and reflection beside them.
 
-Callers on a Unix socket of the daemon's own user have admin rights; callers over TCP have not. Data calls need the
-token of a session as metadata. Every reply's initial metadata carries the daemon's boot id.
+gRPC does not say who is at the other end of a Unix socket, so no right follows from having connected: a caller has the
+rights of the session whose token it sends, and whoever has none may open a remote session, ask for health and
+reflection, and nothing else. Admin rights were settled by the kernel's word when that session was opened on the session
+socket; over TCP, which is plain text, even such a token gives none. Every reply's initial metadata carries the daemon's
+boot id.
 """
 
 from __future__ import annotations
@@ -161,14 +164,13 @@ class GrpcServer:
         return ((BOOT_METADATA, self._dispatcher.services.store.boot_id),)
 
     def _caller(self, context: Context) -> CallContext:
-        """Who calls: by the token if one came, and by the transport."""
+        """Who calls: nobody but by its token; admin only by an admin's token on the Unix socket."""
         peer = context.peer()
-        local = peer.startswith("unix:")
         token = next((value for key, value in context.invocation_metadata() or () if key == SESSION_METADATA), None)
         if token is None:
-            return CallContext(self._dispatcher.services, None, local, peer)
+            return CallContext(self._dispatcher.services, None, False, peer)
         session_id, admin = self._dispatcher.services.sessions.find(token_of(token))
-        return CallContext(self._dispatcher.services, session_id, admin or local, peer)
+        return CallContext(self._dispatcher.services, session_id, admin and peer.startswith("unix:"), peer)
 
 
 def token_of(text: str | bytes) -> bytes:

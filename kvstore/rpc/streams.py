@@ -139,8 +139,8 @@ class Streams:
     async def subscribe(
         self, ctx: CallContext, request: events_pb2.SubscribeRequest
     ) -> AsyncIterator[events_pb2.BlockEvent]:
-        """Events/Subscribe."""
-        store = ctx.store
+        """Events/Subscribe. Without admin rights: of the namespaces that the session has opened, and no others."""
+        store, _ = ctx.store, ctx.session
         namespace = convert.namespace_of(request.namespace_id) if request.namespace_id else None
         sequence = request.after_sequence or store.last_event
         if sequence > store.last_event:
