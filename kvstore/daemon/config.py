@@ -20,7 +20,9 @@ _UNITS: Final = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
-_LOOPBACK: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+")
+_LOOPBACK: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+)")
+_PORT_MAX: Final = 65_535
+_SIZES: Final = ("device", "host", "ssd", "ssd_free_floor", "ssd_segment", "buffer_max", "buffers_max")
 
 
 def parse_size(value: object) -> int:
@@ -116,6 +118,11 @@ class Config(BaseModel):
     high_watermark: float = Field(0.95, gt=0, le=1, description="Share of a tier in use above which it is reclaimed.")
     low_watermark: float = Field(0.90, gt=0, le=1, description="Share of a tier in use at which reclaiming stops.")
     buffer_max: Size = Field(4 << 30, description="Largest private buffer that one session may ask for.")
+    buffers_max: Size = Field(
+        0,
+        description="Most bytes of all sessions' buffers together; 0: three quarters of what the machine, or the "
+        "container's limit, has left beside the arenas at start.",
+    )
     sessions_max: int = Field(1024, ge=1, le=65535, description="Most sessions at one time.")
     lease_ttl_max_s: int = Field(600, ge=1, le=86400, description="Longest time to live of a lease, in seconds.")
     loader_threads: int = Field(2, ge=1, le=64, description="Threads that promote blocks.")
@@ -138,10 +145,14 @@ class Config(BaseModel):
             raise InvalidArgument("ssd_segment", self.ssd_segment, "a multiple of 4096, at least 65536")
         if self.ssd and self.ssd_dir is None:
             raise InvalidArgument("ssd_dir", "unset", "a directory, since ssd is not 0")
-        if self.listen and not _LOOPBACK.fullmatch(self.listen):
-            raise InvalidArgument(
-                "listen", repr(self.listen), "a loopback address such as 127.0.0.1:7070, since it is plain text"
-            )
+        if self.listen:
+            address = _LOOPBACK.fullmatch(self.listen)
+            if address is None:
+                raise InvalidArgument(
+                    "listen", repr(self.listen), "a loopback address such as 127.0.0.1:7070, since it is plain text"
+                )
+            if int(address[2]) > _PORT_MAX:
+                raise InvalidArgument("listen", repr(self.listen), f"a port of at most {_PORT_MAX}; 0 takes any")
         return self
 
     @property
@@ -196,7 +207,7 @@ def _toml_line(name: str, value: object) -> str:
         return f'{name} = "{value:o}"'
     if isinstance(value, bool):
         return f"{name} = {str(value).lower()}"
-    if isinstance(value, int) and name in ("device", "host", "ssd", "ssd_free_floor", "ssd_segment", "buffer_max"):
+    if isinstance(value, int) and name in _SIZES:
         return f'{name} = "{format_size(value)}"'
     if isinstance(value, int | float):
         return f"{name} = {value}"

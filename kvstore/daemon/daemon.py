@@ -148,6 +148,11 @@ class Daemon:
             except (ValueError, RuntimeError):
                 log.debug("signals belong to the main thread; this run ends by stop()")
                 return
+        # Sent to every daemon of a terminal that closes, and by habit to one that should read its file again.
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+
+    def _hung_up(self) -> None:
+        log.info("SIGHUP: still serving; the configuration is read at start only, so restart for another one")
 
     def _signalled(self, number: signal.Signals) -> None:
         log.info("%s: stopping", signal.Signals(number).name)

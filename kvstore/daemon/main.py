@@ -15,7 +15,7 @@ from kvstore import __version__
 from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.daemon.config import Config, describe, load, print_config
 from kvstore.daemon.daemon import Daemon
-from kvstore.daemon.plan import plan_text
+from kvstore.daemon.plan import make_plan, plan_text, refusal
 from kvstore.rpc.listener import raise_descriptor_limit
 
 EXIT_CONFIG: Final = 2
@@ -97,6 +97,13 @@ def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Param
 def _run(config: Config) -> None:
     set_up_logging(config.log_level)
     raise_descriptor_limit()
+    findings = make_plan(config)
+    if why := refusal(findings):
+        log.error("not started: %s", why)
+        raise typer.Exit(EXIT_START)
+    for finding in findings:
+        if finding.state == "warning":
+            log.warning("%s: %s", finding.subject, finding.text)
     # A thread that copies in small steps may else keep the loop from its turn for 5 ms.
     sys.setswitchinterval(SWITCH_SECONDS)
     try:

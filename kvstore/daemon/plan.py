@@ -1,4 +1,4 @@
-"""What ``kvstored --check`` prints: what the configuration asks for, what the machine allows, and what mends it."""
+"""What a start checks, and ``kvstored --check`` prints: what is asked for, what the machine allows, what mends it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.daemon.config import Config, format_size, rough_size
+from kvstore.daemon.memory import OWN_BYTES, meminfo, memory_room
 from kvstore.tiers.device_probe import DeviceChoice, choose_device
 from kvstore.tiers.host import locked_memory_hint
 from kvstore.tiers.memfd import HUGE_PAGE, SHMEM_ENABLED
@@ -18,11 +19,8 @@ from kvstore.tiers.memfd import HUGE_PAGE, SHMEM_ENABLED
 DESCRIPTORS_BESIDE: Final = 1024
 """For gRPC's connections (512 calls), segments, journal, sockets, log."""
 
-_MEMINFO: Final = Path("/proc/meminfo")
-_CGROUP_LIMITS: Final = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+BUFFER_USUAL_BYTES: Final = 64 << 20
+"""The buffer that a client asks for if nobody tells it otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ def make_plan(config: Config) -> list[Finding]:
     return [
         device,
         Finding("host", "ok", f"{format_size(config.host)} of shared memory, read-only to clients"),
-        _memory(arenas),
+        _memory(config, arenas),
         _huge_pages(arenas),
         _pinning(config, cuda=cuda),
         *_ssd(config),
@@ -55,6 +53,11 @@ def make_plan(config: Config) -> list[Finding]:
             f"leases of at most {config.lease_ttl_max_s} s",
         ),
     ]
+
+
+def refusal(findings: list[Finding]) -> str:
+    """Why the daemon does not start; empty if it does."""
+    return "; ".join(f"{finding.subject}: {finding.text}" for finding in findings if finding.state == "error")
 
 
 def plan_text(config: Config) -> tuple[str, bool]:
@@ -80,23 +83,33 @@ def _device(config: Config) -> tuple[Finding, bool]:
     return Finding("device", state, f"{size} of shared memory: {choice.reason}"), False
 
 
-def _memory(wanted: int) -> Finding:
-    limit = _cgroup_limit()
-    available = _meminfo("MemAvailable")
-    ceiling = available if limit is None else min(available, limit)
+def _memory(config: Config, arenas: int) -> Finding:
+    """Arenas are taken at once, buffers one by one: the kernel must be able to give all of them."""
+    room = memory_room()
+    # Huge pages that are set aside are no longer among what is available.
+    reserved = meminfo("HugePages_Free", unit=1) * HUGE_PAGE >= arenas
+    wanted = 0 if reserved else arenas
+    buffers = config.buffers_max or room.buffers(wanted)
+    limit = "none" if room.limit is None else f"{rough_size(room.limit)}, {rough_size(room.left)} of it left"
     text = (
-        f"arenas take {rough_size(wanted)} of {rough_size(available)} available; "
-        f"container limit {'none' if limit is None else rough_size(limit)}"
+        f"arenas take {rough_size(arenas)} and buffers of sessions up to {rough_size(buffers)} of "
+        f"{rough_size(room.available)} available; container limit {limit}"
     )
-    if wanted > ceiling:
-        return Finding("memory", "error", f"{text}: make host or device smaller, or raise the container's memory limit")
-    if wanted > 0.9 * ceiling:
+    if wanted + config.buffers_max + OWN_BYTES > room.nbytes:
+        return Finding(
+            "memory",
+            "error",
+            f"{text}: make host, device or buffers_max smaller, or raise the container's memory limit",
+        )
+    if buffers < BUFFER_USUAL_BYTES:
+        return Finding("memory", "warning", f"{text}: too little for one client's usual buffer")
+    if wanted > 0.9 * room.nbytes:
         return Finding("memory", "warning", f"{text}: little is left for buffers and everything else")
     return Finding("memory", "ok", text)
 
 
 def _huge_pages(wanted: int) -> Finding:
-    free = _meminfo("HugePages_Free", unit=1)
+    free = meminfo("HugePages_Free", unit=1)
     needed = -(-wanted // HUGE_PAGE)
     if free >= needed:
         return Finding("huge pages", "ok", f"{free} reserved pages of 2 MiB are free; {needed} are needed")
@@ -164,25 +177,6 @@ def _existing(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
-
-
-def _cgroup_limit() -> int | None:
-    for path in _CGROUP_LIMITS:
-        try:
-            text = path.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < 1 << 60:
-            return int(text)
-    return None
-
-
-def _meminfo(name: str, *, unit: int = 1024) -> int:
-    for line in _MEMINFO.read_text().splitlines():
-        key, _, rest = line.partition(":")
-        if key == name:
-            return int(rest.split()[0]) * unit
-    return 0
 
 
 def _shmem_mode() -> str:

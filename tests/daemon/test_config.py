@@ -48,6 +48,8 @@ def test_what_is_no_size(text):
         ({"low_watermark": 0.99}, "low_watermark"),
         ({"high_watermark": 1.5}, "high_watermark"),
         ({"listen": "0.0.0.0:7070"}, "listen"),
+        ({"listen": "127.0.0.1:65536"}, "listen"),
+        ({"listen": "[::1]:99999999999"}, "listen"),
         ({"socket_mode": "999"}, "socket_mode"),
         ({"log_level": "loud"}, "log_level"),
         ({"sessions_max": 0}, "sessions_max"),
@@ -114,7 +116,7 @@ def test_check_prints_the_plan_and_starts_nothing(tmp_path):
 def test_check_fails_where_the_daemon_would(tmp_path):
     result = run(make_app(), [f"--socket={tmp_path / 'k.sock'}", "--host=900 TiB", "--check"])
     assert result.exit_code == 1
-    assert "make host or device smaller" in result.stdout
+    assert "make host, device or buffers_max smaller" in result.stdout
 
 
 def test_a_wrong_flag_is_exit_code_2_and_one_line():

@@ -15,6 +15,7 @@ from kvstore.core.types import Area
 from kvstore.daemon import plan
 from kvstore.daemon.build import build_store, build_tiers
 from kvstore.daemon.config import Config, rough_size
+from kvstore.daemon.memory import Room
 from kvstore.tiers import device_cuda
 from kvstore.tiers.device import MemfdDeviceArena
 from kvstore.tiers.device_probe import DeviceChoice, choose_device
@@ -171,10 +172,12 @@ class TestPlan:
         assert huge.state == "ok" or "locked memory" in huge.text
 
     def test_sizes_are_for_people(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(plan, "_meminfo", lambda name, **_: 23302725632)
-        monkeypatch.setattr(plan, "_cgroup_limit", lambda: None)
+        monkeypatch.setattr(plan, "meminfo", lambda name, **_: 0)
+        monkeypatch.setattr(plan, "memory_room", lambda: Room(23302725632))
         text = self.find(cuda_config(tmp_path, device="64 MiB", host="256 MiB"), "memory").text
-        assert text == "arenas take 320 MiB of 21.7 GiB available; container limit none"
+        assert text == (
+            "arenas take 320 MiB and buffers of sessions up to 16 GiB of 21.7 GiB available; container limit none"
+        )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kvstore.client import Client, ClientOptions
 from kvstore.core.types import Outcome
 from kvstore.wire.paths import grpc_socket
-from tests.client.harness import DaemonProcess, blocks_of, chain, leftovers, small_spec
+from tests.client.harness import DaemonProcess, blocks_of, chain, leftovers, small_spec, until
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,13 @@ def test_a_file_that_is_no_socket_is_not_replaced(tmp_path):
     path.write_text("not ours")
     assert start_another(f"--socket={path}").returncode == 1
     assert path.read_text() == "not ours"
+
+
+def test_a_hang_up_is_logged_and_nothing_else(daemon):
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: any("SIGHUP: still serving" in line for line in daemon.lines))
+    with Client(daemon.socket, ClientOptions(strict=True, buffer_bytes=0)) as client:
+        assert client.grant_lease("served", 1000)
 
 
 def test_health_and_reflection(daemon):
