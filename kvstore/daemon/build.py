@@ -13,6 +13,7 @@ from kvstore.core.clock import Clock
 from kvstore.core.errors import TierError, Unavailable
 from kvstore.core.types import Area
 from kvstore.daemon.config import Config
+from kvstore.daemon.memory import memory_room
 from kvstore.rpc.arenas import ArenaExport
 from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.get import JobDone
@@ -130,6 +131,8 @@ def build_store(config: Config, tiers: Tiers, clock: Clock, on_job_done: JobDone
         sessions_max=config.sessions_max,
         lease_ttl_ms_max=config.lease_ttl_max_s * 1000,
         buffer_bytes_max=config.buffer_max,
+        # The arenas are there by now, so what is left is beside them.
+        buffers_bytes_max=config.buffers_max or memory_room().buffers(0),
         # The daemon drains for drain_timeout_s before it closes the store; a second wait would be unannounced.
         close_flush_ms=0,
     )

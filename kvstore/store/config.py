@@ -51,6 +51,8 @@ class StoreConfig:
     events_max: int = 65_536
     """Blocks that the events kept for subscribers speak of."""
     buffer_bytes_max: int = 4 << 30
+    buffers_bytes_max: int = 1 << 40
+    """Bytes of all sessions' buffers together; the daemon takes it from the memory that there is."""
     close_flush_ms: int = 30_000
     """Longest that a clean end takes to write to SSD what is in memory only; 0 leaves it unwritten."""
     tick_ms: int = 50

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from kvstore.core.errors import InvalidArgument, Unavailable
 from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, ReservationId, SessionId, Tier
 from kvstore.store import validate
+from kvstore.store.buffers import Buffers
 from kvstore.store.index import NONE
 from kvstore.store.lifecycle import Event
 from kvstore.store.namespaces import Namespace
@@ -14,7 +15,6 @@ from kvstore.store.owners import Lease, Reservation, Session
 from kvstore.store.report import SessionHandle
 from kvstore.store.state import State
 from kvstore.tiers.base import Arena
-from kvstore.tiers.host import BufferArena
 
 MakeBuffer = Callable[[int], Arena]
 
@@ -25,9 +25,9 @@ _DEVICE, _HOST = int(Tier.DEVICE), int(Tier.HOST)
 class Tenancy:
     """Sessions and leases of one store."""
 
-    def __init__(self, state: State, make_buffer: MakeBuffer = BufferArena) -> None:
+    def __init__(self, state: State, make_buffer: MakeBuffer | None = None) -> None:
         self._state = state
-        self._make_buffer = make_buffer
+        self._make_buffer: MakeBuffer = make_buffer or Buffers(state.config.buffers_bytes_max)
 
     # -- sessions ------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import pytest
 from typer.testing import CliRunner
 
+from kvstore.client import Client, ClientOptions
+from kvstore.core.errors import ResourceExhausted
 from kvstore.daemon import main, plan
 from kvstore.daemon.config import Config
 from kvstore.daemon.memory import BUFFERS_SHARE, OWN_BYTES, Room, memory_room
+from tests.client.harness import daemon_thread, until
 
 MIB = 1 << 20
 
@@ -107,3 +111,21 @@ def test_a_start_is_refused_as_check_says(small, tmp_path, caplog):
     assert "500 MiB of it left" in checked.stdout
     assert "500 MiB of it left" in started.output + caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_session_whose_buffer_does_not_fit_is_refused_and_others_are_served(tmp_path):
+    config = Config(socket=tmp_path / "k.sock", device=0, host="1 MiB", buffers_max="2 MiB", grpc=False)
+    options = ClientOptions(strict=True, buffer_bytes=MIB)
+    with daemon_thread(config), Client(config.socket, options), Client(config.socket, options) as second:
+        with pytest.raises(ResourceExhausted) as caught:
+            Client(config.socket, options)
+        assert caught.value.field == "buffer_bytes"
+        assert second.grant_lease("served", 1000)
+        second.close()
+        until(lambda: fits(config.socket, options))
+
+
+def fits(socket, options):
+    with contextlib.suppress(ResourceExhausted), Client(socket, options):
+        return True
+    return False
