@@ -175,8 +175,7 @@ class CacheLink:
         self._regions.clear()
 
     def _generation_now(self) -> int:
-        generation: int = getattr(self._cache, "generation", 0)
-        return generation
+        return self._cache.generation if self._cache is not None else 0
 
     def _check_generation(self) -> None:
         """Raise Unavailable if a client connected again by itself: its answers are about other memory than ours."""

@@ -60,9 +60,7 @@ def map_areas(cache: Cache, layers: int) -> dict[Area, Region]:
 
     Raises Unavailable if an area can not be mapped.
     """
-    # Only a client of a daemon can have DEVICE on a GPU.
-    device_tensor = getattr(cache, "device_tensor", None)
-    tensor = device_tensor() if device_tensor is not None else None
+    tensor = cache.device_tensor()
     if tensor is None:
         return {area: Region(cache.memory(area), layers) for area in (Area.DEVICE, Area.HOST)}
     regions = {Area.DEVICE: Region(tensor, layers)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import (
@@ -106,6 +106,14 @@ class FetchResult:
 class Cache(Protocol):
     """The data calls of one session, in process or over a transport."""
 
+    @property
+    def generation(self) -> int:
+        """Counts the sessions behind this cache from 0; -1 before the first. In process it is always 0.
+
+        Leases, reservations, jobs, places and views of ``memory`` belong to one generation. A client that has
+        connected again has a new one, and nothing of those before.
+        """
+
     def open_namespace(
         self, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None
     ) -> OpenedNamespace:
@@ -180,8 +188,8 @@ class Cache(Protocol):
     def grant_lease(self, name: str, ttl_ms: int) -> LeaseId:
         """Make a lease of this session."""
 
-    def renew_lease(self, lease_id: LeaseId) -> None:
-        """Set the time left back to the ttl. Raises UnknownLease."""
+    def renew_lease(self, lease_id: LeaseId) -> int:
+        """Set the time left back to the ttl; returns it in ms. Raises UnknownLease."""
 
     def hold(self, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
         """Keep resident blocks from being dropped, without pinning a place; False where a key is not resident."""
@@ -192,7 +200,13 @@ class Cache(Protocol):
     def memory(self, area: Area) -> memoryview:
         """This session's view of an area: DEVICE and BUFFER writable, HOST read-only. Places are offsets in it.
 
-        On CUDA the DEVICE area has no host view: use ``device_tensor`` of the client. Raises Unavailable if not mapped.
+        On CUDA the DEVICE area has no host view: use ``device_tensor``. Raises Unavailable if not mapped.
+        """
+
+    def device_tensor(self) -> Any:
+        """DEVICE as a flat uint8 torch tensor on its GPU; None where it is shared memory, which ``memory`` has.
+
+        The tensor belongs to one generation, and holds its mapping. Raises Unavailable if DEVICE is not mapped.
         """
 
     def close(self) -> None:

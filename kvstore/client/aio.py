@@ -257,6 +257,12 @@ class AsyncClient(AsyncCalls):
         view: Callable[[Area], memoryview] = self._connection.welcome.arenas.view
         return view
 
+    def device_tensor(self) -> Any:
+        """See ``Client.device_tensor``. Raises Unavailable without a connection."""
+        if self._connection is None:
+            raise Unavailable("there is no connection whose DEVICE could be mapped")
+        return self._connection.welcome.arenas.device_tensor()
+
     async def close(self) -> None:
         """See ``Cache``."""
         self._closed = True

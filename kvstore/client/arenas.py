@@ -10,7 +10,8 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from importlib import import_module
+from typing import Any, Final
 
 from kvstore.core.errors import Unavailable
 from kvstore.core.types import Area
@@ -44,6 +45,15 @@ class Arenas:
                 f"{area.name} is not mapped by this session", field="area", value=area.name, expected=self._mapped()
             )
         return found
+
+    def device_tensor(self) -> Any:
+        """DEVICE as a flat uint8 tensor on its GPU; None where it is shared memory. Unavailable if it is not mapped."""
+        if self.cuda is None:
+            self.view(Area.DEVICE)
+            return None
+        # By name, since torch is for engines: a client on shared memory must not load it.
+        ipc = import_module("kvstore.tiers.device_ipc")
+        return ipc.map_device(self.cuda.handle, self.cuda.nbytes, self.cuda.device)
 
     def _mapped(self) -> str:
         return ", ".join(area.name for area in self.views) or "a same-host session, which has areas"

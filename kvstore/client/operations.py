@@ -267,14 +267,14 @@ class Operations:
             lambda: LeaseId(0),
         )
 
-    def renew_lease(self, lease_id: LeaseId) -> Operation[None]:
-        """Leases/RenewLease."""
+    def renew_lease(self, lease_id: LeaseId) -> Operation[int]:
+        """Leases/RenewLease; a failed cache renews for 0 ms."""
         return Operation(
             "kvstore.v1.Leases/RenewLease",
             lambda: leases_pb2.RenewLeaseRequest(lease_id=self._state.lease(lease_id)),
             leases_pb2.RenewLeaseResponse,
-            lambda r, _: None,
-            lambda: None,
+            lambda r, _: int(r.ttl_ms),
+            lambda: 0,
         )
 
     def hold(

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -320,13 +319,7 @@ class Client(SyncCalls):
         Loads torch. The tensor belongs to the present generation, and holds its mapping. Raises Unavailable if the
         GPU's memory can not be mapped, or if DEVICE was not asked for.
         """
-        arenas = self.connection()[0].welcome.arenas
-        if arenas.cuda is None:
-            arenas.view(Area.DEVICE)
-            return None
-        # By name, since torch is for engines: a client on shared memory must not load it.
-        ipc = import_module("kvstore.tiers.device_ipc")
-        return ipc.map_device(arenas.cuda.handle, arenas.cuda.nbytes, arenas.cuda.device)
+        return self.connection()[0].welcome.arenas.device_tensor()
 
     def memory_at(self, generation: int) -> Callable[[Area], memoryview]:
         """What finds areas of one connection. Raises Unavailable if it is not the present one any more.

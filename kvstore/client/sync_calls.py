@@ -96,7 +96,7 @@ class SyncCalls(ABC):
         """See ``Cache``. Lease 0 (a failed cache, not strict) holds nothing; fetching under it misses."""
         return self.run(self.operations.grant_lease(name, ttl_ms))
 
-    def renew_lease(self, lease_id: LeaseId) -> None:
+    def renew_lease(self, lease_id: LeaseId) -> int:
         """See ``Cache``."""
         return self.run(self.operations.renew_lease(lease_id))
 

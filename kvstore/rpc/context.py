@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvstore.core.errors import Unauthenticated
-from kvstore.core.types import SessionId
 from kvstore.rpc.wire import Wire
 
 if TYPE_CHECKING:
     from kvstore.rpc.sessions import Sessions
+    from kvstore.store.session import Session
     from kvstore.store.store import Store
 
 
@@ -27,10 +27,10 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """One caller: its session (None without a token) and whether it has admin rights."""
+    """One caller: its session (``opened``, None without a token) and whether it has admin rights."""
 
     services: Services
-    session_id: SessionId | None
+    opened: Session | None
     admin: bool
     peer: str
 
@@ -40,13 +40,13 @@ class CallContext:
         return self.services.store
 
     @property
-    def session(self) -> SessionId:
+    def session(self) -> Session:
         """The caller's session; Unauthenticated without one."""
-        if self.session_id is None:
+        if self.opened is None:
             raise Unauthenticated(
                 "the call carries no session token; connect to the session socket (same host) or call "
                 "Sessions/OpenRemote, and send the token in hexadecimal as metadata kvstore-session",
                 field="kvstore-session",
                 expected="the token of a session that is alive",
             )
-        return self.session_id
+        return self.opened

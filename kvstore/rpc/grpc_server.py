@@ -169,8 +169,8 @@ class GrpcServer:
         token = next((value for key, value in context.invocation_metadata() or () if key == SESSION_METADATA), None)
         if token is None:
             return CallContext(self._dispatcher.services, None, False, peer)
-        session_id, admin = self._dispatcher.services.sessions.find(token_of(token))
-        return CallContext(self._dispatcher.services, session_id, admin and peer.startswith("unix:"), peer)
+        session, admin = self._dispatcher.services.sessions.find(token_of(token))
+        return CallContext(self._dispatcher.services, session, admin and peer.startswith("unix:"), peer)
 
 
 def token_of(text: str | bytes) -> bytes:

@@ -36,7 +36,7 @@ def open_namespace(ctx: CallContext, request: cache_pb2.OpenNamespaceRequest) ->
     if request.expected_id and request.expected_id != spec.namespace_id:
         _refuse_expected(ctx, request.expected_id, spec.namespace_id)
     policy = convert.policy_of(request.policy) if request.HasField("policy") else None
-    opened = ctx.store.open_namespace(ctx.session, spec, name=name_of("name", request.name), policy=policy)
+    opened = ctx.session.open_namespace(spec, name=name_of("name", request.name), policy=policy)
     return cache_pb2.OpenNamespaceResponse(
         namespace_id=opened.namespace_id,
         layout=convert.layout_message(opened.layout),
@@ -60,7 +60,7 @@ def _refuse_expected(ctx: CallContext, expected: bytes, actual: NamespaceId) -> 
 def match(ctx: CallContext, request: cache_pb2.MatchRequest) -> cache_pb2.MatchResponse:
     """Cache/Match."""
     namespace, keys = _target(request.namespace_id, request.keys)
-    result = ctx.store.match(ctx.session, namespace, keys)
+    result = ctx.session.match(namespace, keys)
     return cache_pb2.MatchResponse(
         matched=result.matched,
         residency=result.residency,
@@ -80,8 +80,7 @@ def reserve(ctx: CallContext, request: cache_pb2.ReserveRequest) -> cache_pb2.Re
         raise InvalidArgument("count", request.count, f"at most {BATCH_KEYS_MAX}")
     keys = convert.keys_of(request.keys, empty=True)
     durability = convert.enum_of("durability", request.durability, Durability) if request.durability else None
-    result = ctx.store.reserve(
-        ctx.session,
+    result = ctx.session.reserve(
         namespace,
         tier,
         keys=keys,
@@ -107,8 +106,7 @@ def commit(ctx: CallContext, request: cache_pb2.CommitRequest) -> cache_pb2.Comm
     if len(set(ids)) != len(ids):
         raise InvalidArgument("reservation_ids", "one id twice", "different ids")
     durability = convert.enum_of("durability", request.durability, Durability) if request.durability else None
-    result = ctx.store.commit(
-        ctx.session,
+    result = ctx.session.commit(
         namespace,
         [CommitEntry(*entry) for entry in zip(ids, keys, parents, strict=True)],
         token_ids=request.token_ids,
@@ -134,7 +132,7 @@ def abort(ctx: CallContext, request: cache_pb2.AbortRequest) -> cache_pb2.AbortR
     ids = [ReservationId(number) for number in request.reservation_ids]
     if not 1 <= len(ids) <= BATCH_KEYS_MAX:
         raise InvalidArgument("reservation_ids", f"{len(ids)} ids", f"1 to {BATCH_KEYS_MAX} ids")
-    aborted = ctx.store.abort(ctx.session, ids)
+    aborted = ctx.session.abort(ids)
     return cache_pb2.AbortResponse(aborted=aborted, unknown=len(ids) - aborted)
 
 
@@ -143,8 +141,7 @@ def fetch(
 ) -> cache_pb2.FetchResponse | Callable[[], cache_pb2.FetchResponse]:
     """Cache/Fetch. What waits, if bytes have to move first and the caller wants to wait for them."""
     namespace, keys = _target(request.namespace_id, request.keys)
-    begun = ctx.store.begin_fetch(
-        ctx.session,
+    begun = ctx.session.begin_fetch(
         namespace,
         keys,
         convert.enum_of("target", request.target, Target),
@@ -170,25 +167,25 @@ def fetch_message(result: FetchResult) -> cache_pb2.FetchResponse:
 def wait_job(ctx: CallContext, request: cache_pb2.WaitJobRequest) -> cache_pb2.FetchResponse:
     """Cache/WaitJob."""
     timeout_ms = _wait("timeout_ms", request.timeout_ms)
-    return fetch_message(ctx.store.wait_job(ctx.session, JobId(request.job_id), timeout_ms))
+    return fetch_message(ctx.session.wait_job(JobId(request.job_id), timeout_ms))
 
 
 def prefetch(ctx: CallContext, request: cache_pb2.PrefetchRequest) -> cache_pb2.FetchResponse:
     """Cache/Prefetch."""
     namespace, keys = _target(request.namespace_id, request.keys)
-    return fetch_message(ctx.store.prefetch(ctx.session, namespace, keys, _arena_tier(request.tier)))
+    return fetch_message(ctx.session.prefetch(namespace, keys, _arena_tier(request.tier)))
 
 
 def remove(ctx: CallContext, request: cache_pb2.RemoveRequest) -> cache_pb2.RemoveResponse:
     """Cache/Remove."""
     namespace, keys = _target(request.namespace_id, request.keys)
-    return cache_pb2.RemoveResponse(outcomes=ctx.store.remove(ctx.session, namespace, keys))  # type: ignore[arg-type]
+    return cache_pb2.RemoveResponse(outcomes=ctx.session.remove(namespace, keys))  # type: ignore[arg-type]
 
 
 def flush(ctx: CallContext, request: cache_pb2.FlushRequest) -> cache_pb2.FlushResponse:
     """Cache/Flush."""
     timeout_ms = _wait("timeout_ms", request.timeout_ms) or 30_000
-    report = ctx.store.flush(ctx.session, timeout_ms)
+    report = ctx.session.flush_report(timeout_ms)
     return cache_pb2.FlushResponse(blocks=report.blocks, bytes=report.bytes)
 
 

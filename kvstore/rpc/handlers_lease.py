@@ -15,19 +15,18 @@ NAME_BYTES_MAX = 256
 def grant_lease(ctx: CallContext, request: leases_pb2.GrantLeaseRequest) -> leases_pb2.GrantLeaseResponse:
     """Leases/GrantLease."""
     name = name_of("name", request.name)
-    lease_id = ctx.store.grant_lease(ctx.session, name, request.ttl_ms)
+    lease_id = ctx.session.grant_lease(name, request.ttl_ms)
     return leases_pb2.GrantLeaseResponse(lease_id=lease_id, ttl_ms=request.ttl_ms)
 
 
 def renew_lease(ctx: CallContext, request: leases_pb2.RenewLeaseRequest) -> leases_pb2.RenewLeaseResponse:
     """Leases/RenewLease."""
-    return leases_pb2.RenewLeaseResponse(ttl_ms=ctx.store.renew_lease(ctx.session, lease_of(request.lease_id)))
+    return leases_pb2.RenewLeaseResponse(ttl_ms=ctx.session.renew_lease(lease_of(request.lease_id)))
 
 
 def hold_lease(ctx: CallContext, request: leases_pb2.HoldLeaseRequest) -> leases_pb2.HoldLeaseResponse:
     """Leases/HoldLease."""
-    held = ctx.store.hold(
-        ctx.session,
+    held = ctx.session.hold(
         lease_of(request.lease_id),
         convert.namespace_of(request.namespace_id),
         convert.keys_of(request.keys, empty=True),
@@ -41,7 +40,7 @@ def release_lease(ctx: CallContext, request: leases_pb2.ReleaseLeaseRequest) -> 
     if request.namespace_id and not keys:
         raise InvalidArgument("keys", "empty", "the keys to release; or no namespace_id, to end the whole lease")
     namespace = convert.namespace_of(request.namespace_id) if keys else None
-    released = ctx.store.release(ctx.session, lease_of(request.lease_id), namespace, keys)
+    released = ctx.session.release(lease_of(request.lease_id), namespace, keys)
     return leases_pb2.ReleaseLeaseResponse(released=released)
 
 
@@ -56,12 +55,12 @@ def open_remote(ctx: CallContext, request: session_pb2.OpenRemoteRequest) -> ses
 
 def keepalive(ctx: CallContext, _request: session_pb2.KeepaliveRequest) -> session_pb2.KeepaliveResponse:
     """Sessions/Keepalive."""
-    return session_pb2.KeepaliveResponse(ttl_ms=ctx.services.sessions.keep_alive(ctx.session))
+    return session_pb2.KeepaliveResponse(ttl_ms=ctx.services.sessions.keep_alive(ctx.session.session_id))
 
 
 def close_remote(ctx: CallContext, _request: session_pb2.CloseRemoteRequest) -> session_pb2.CloseRemoteResponse:
     """Sessions/CloseRemote."""
-    ctx.services.sessions.close_remote(ctx.session)
+    ctx.services.sessions.close_remote(ctx.session.session_id)
     return session_pb2.CloseRemoteResponse()
 
 

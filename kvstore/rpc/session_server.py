@@ -34,7 +34,7 @@ from kvstore.rpc.dispatch import Dispatcher, parse
 from kvstore.rpc.handlers_cache import fetch_message
 from kvstore.rpc.handlers_lease import name_of
 from kvstore.rpc.listener import Acceptor, PeerCredentials, bind_unix, peer_credentials, remove_socket
-from kvstore.store.report import SessionHandle
+from kvstore.store.session import Session
 from kvstore.v1 import session_pb2
 from kvstore.wire.errors import as_domain, status_code, to_detail
 from kvstore.wire.framing import PROTOCOL_VERSION, Frame, FrameDecoder, FrameKind, first_frame, pack_frame
@@ -96,15 +96,15 @@ class SessionServer:
             return
         connection.push(session_pb2.JobDone(job_id=job_id, result=fetch_message(result)))
         if connection.called:
-            self._mark_read(session_id, job_id)
+            self._mark_read(connection.session, job_id)
 
-    def _mark_read(self, session_id: SessionId, job_id: JobId) -> None:
+    def _mark_read(self, session: Session, job_id: JobId) -> None:
         """A client that calls over this socket reads what is pushed to it, so the store need not keep the answer.
 
         Clients that only call over gRPC may ask with WaitJob instead; for them it is kept for its time.
         """
         try:
-            self._dispatcher.services.store.wait_job(session_id, job_id, 0)
+            session.wait_job(job_id, 0)
         except (UnknownJob, Unauthenticated) as error:
             log.debug("job %d needs no more keeping: %s", job_id, error)
 
@@ -118,43 +118,44 @@ class SessionServer:
 
     async def _greet(self, connection: socket.socket) -> None:
         """Read a Hello, open the session, answer with a Welcome and the descriptors."""
-        handle: SessionHandle | None = None
+        session: Session | None = None
         peer = peer_credentials(connection)
         sessions = self._dispatcher.services.sessions
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
                 call_id, hello, behind = await _read_hello(connection)
             # In the pool, since the buffer's pages are faulted in: 70 ms for 64 MiB where there are no huge pages.
-            handle = await self._dispatcher.work(partial(self._open, hello, peer))
+            session = await self._dispatcher.work(partial(self._open, hello, peer))
             admin = peer.uid in self._options.admin_uids
-            token = sessions.add_local(handle, admin=admin)
-            self._welcome(connection, call_id, token, self._shared(hello, handle))
-            ctx = CallContext(self._dispatcher.services, handle.session_id, admin, f"pid {peer.pid} uid {peer.uid}")
+            token = sessions.add_local(session, admin=admin)
+            self._welcome(connection, call_id, token, self._shared(hello, session))
+            ctx = CallContext(self._dispatcher.services, session, admin, f"pid {peer.pid} uid {peer.uid}")
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Connection(self._dispatcher, ctx, self._joined, self._left, behind), connection
             )
         except (KVStoreError, OSError, TimeoutError, asyncio.CancelledError) as error:
             log.warning("session of pid %d not opened: %s", peer.pid, error or type(error).__name__)
-            if handle is not None:
-                sessions.close(handle.session_id)
+            if session is not None:
+                sessions.close(session.session_id)
+                session.close()
             if isinstance(error, KVStoreError):
                 _send_small(connection, _error_frame(0, error), ())
             connection.close()
 
-    def _open(self, hello: session_pb2.Hello, peer: PeerCredentials) -> SessionHandle:
+    def _open(self, hello: session_pb2.Hello, peer: PeerCredentials) -> Session:
         if hello.protocol_version != PROTOCOL_VERSION:
             raise InvalidArgument("protocol_version", hello.protocol_version, str(PROTOCOL_VERSION))
         return self._dispatcher.services.store.open_session(
             name_of("name", hello.name), buffer_bytes=hello.buffer_bytes, uid=peer.uid, pid=peer.pid
         )
 
-    def _shared(self, hello: session_pb2.Hello, handle: SessionHandle) -> list[ArenaExport]:
+    def _shared(self, hello: session_pb2.Hello, session: Session) -> list[ArenaExport]:
         """The arenas for one session: those of the node that it asked for, and its buffer."""
         shared = [e for e in self._exports if e.area is not Area.DEVICE or hello.device]
-        if handle.buffer_fd >= 0:
+        if session.buffer_fd >= 0:
             # The versions of a buffer's pages lie behind its bytes, as in every memfd arena.
-            behind = handle.buffer_bytes
-            shared.append(ArenaExport(Area.BUFFER, behind, handle.buffer_fd, writable=True, versions_offset=behind))
+            behind = session.buffer_bytes
+            shared.append(ArenaExport(Area.BUFFER, behind, session.buffer_fd, writable=True, versions_offset=behind))
         return shared
 
     def _welcome(self, connection: socket.socket, call_id: int, token: bytes, shared: list[ArenaExport]) -> None:
@@ -235,17 +236,22 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
 
+    @property
+    def session(self) -> Session:
+        """The session that this connection is."""
+        return self._ctx.session
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
-        self._joined(self, self._ctx.session)
+        self._joined(self, self.session.session_id)
         behind, self._behind = self._behind, b""
         if behind:
             self.data_received(behind)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._left(self._ctx.session)
+        self._left(self.session.session_id)
 
     def pause_writing(self) -> None:
         # A client that does not read its replies may send no more requests: what waits for it stays bounded.

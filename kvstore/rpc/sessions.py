@@ -14,7 +14,7 @@ from typing import Final
 from kvstore.core.clock import Clock
 from kvstore.core.errors import InvalidArgument, Unauthenticated
 from kvstore.core.types import SessionId
-from kvstore.store.report import SessionHandle
+from kvstore.store.session import Session
 from kvstore.store.store import Store
 
 TOKEN_BYTES: Final = 32
@@ -34,7 +34,7 @@ class RemoteSession:
 
 @dataclass(slots=True)
 class _Entry:
-    session_id: SessionId
+    session: Session
     admin: bool
     ttl_ms: int = 0
     expires: float = float("inf")
@@ -50,27 +50,27 @@ class Sessions:
         self._by_token: dict[bytes, _Entry] = {}
         self._token_of: dict[SessionId, bytes] = {}
 
-    def add_local(self, handle: SessionHandle, *, admin: bool) -> bytes:
+    def add_local(self, session: Session, *, admin: bool) -> bytes:
         """Make a token for the session of a connection."""
-        return self._add(_Entry(handle.session_id, admin))
+        return self._add(_Entry(session, admin))
 
     def open_remote(self, name: str, ttl_ms: int, peer: str) -> RemoteSession:
         """Open a session that lives by keepalive. ``ttl_ms`` 0 takes the default."""
         ttl_ms = ttl_ms or TTL_MS_DEFAULT
         if not TTL_MS_MIN <= ttl_ms <= TTL_MS_MAX:
             raise InvalidArgument("ttl_ms", ttl_ms, f"{TTL_MS_MIN} to {TTL_MS_MAX}, or 0 for {TTL_MS_DEFAULT}")
-        handle = self._store.open_session(name or peer, remote=True)
-        entry = _Entry(handle.session_id, admin=False, ttl_ms=ttl_ms, expires=self._clock.now() + ttl_ms / 1000)
-        return RemoteSession(handle.session_id, self._add(entry), ttl_ms)
+        session = self._store.open_session(name or peer, remote=True)
+        entry = _Entry(session, admin=False, ttl_ms=ttl_ms, expires=self._clock.now() + ttl_ms / 1000)
+        return RemoteSession(session.session_id, self._add(entry), ttl_ms)
 
     def _add(self, entry: _Entry) -> bytes:
         token = secrets.token_bytes(TOKEN_BYTES)
         with self._lock:
             self._by_token[token] = entry
-            self._token_of[entry.session_id] = token
+            self._token_of[entry.session.session_id] = token
         return token
 
-    def find(self, token: bytes) -> tuple[SessionId, bool]:
+    def find(self, token: bytes) -> tuple[Session, bool]:
         """Session and admin right of a token. Unauthenticated if it is unknown or its session has ended."""
         with self._lock:
             entry = self._by_token.get(token)
@@ -81,7 +81,7 @@ class Sessions:
                     value=token.hex()[:8] + "...",
                     expected="the token of a session that is alive",
                 )
-            return entry.session_id, entry.admin
+            return entry.session, entry.admin
 
     def keep_alive(self, session_id: SessionId) -> int:
         """Renew a remote session; returns its ttl in ms. InvalidArgument for a local one, which needs none."""
@@ -108,14 +108,15 @@ class Sessions:
     def close(self, session_id: SessionId) -> None:
         """End a session: its token, then all that the store holds for it. Idempotent."""
         with self._lock:
-            self._by_token.pop(self._token_of.pop(session_id, b""), None)
-        self._store.close_session(session_id)
+            entry = self._by_token.pop(self._token_of.pop(session_id, b""), None)
+        if entry is not None:
+            entry.session.close()
 
     def expire(self) -> int:
         """End remote sessions that missed their keepalive; returns how many."""
         now = self._clock.now()
         with self._lock:
-            late = [entry.session_id for entry in self._by_token.values() if entry.expires < now]
+            late = [entry.session.session_id for entry in self._by_token.values() if entry.expires < now]
         for session_id in late:
             self.close(session_id)
         return len(late)

@@ -18,11 +18,11 @@ from kvstore.core.types import (
     Outcome,
     Place,
     Reason,
-    SessionId,
     Target,
     Tier,
 )  # fmt: skip
 from kvstore.store.report import NamespaceReport
+from kvstore.store.session import Session
 from kvstore.store.store import Store
 from kvstore.tiers.lossless import planes_of
 from kvstore.v1 import cache_pb2
@@ -54,8 +54,7 @@ def opened(store: Store, namespace_id: NamespaceId) -> NamespaceReport:
 class Reader:
     """Reads pinned blocks of one session; ``accept`` are numbers of the codings that it can decode."""
 
-    store: Store
-    session: SessionId
+    session: Session
     namespace: NamespaceReport
     layers: tuple[int, int]
     accept: Collection[int] = ()
@@ -67,8 +66,7 @@ class Reader:
 
     def fetch(self, keys: Sequence[BlockKey], lease_id: LeaseId) -> FetchResult:
         """Pin blocks in HOST, waiting for those that come from elsewhere."""
-        return self.store.fetch(
-            self.session,
+        return self.session.fetch(
             self.namespace.namespace_id,
             keys,
             Target.HOST,
@@ -102,7 +100,7 @@ class Reader:
     def _cut(self, place: Place, begin: int, end: int) -> bytes:
         """Bytes ``begin`` to ``end`` of the packed slices."""
         slice_bytes = self.layout.of_codec(place.codec)[0]
-        memory = self.store.memory(self.session, Area.HOST)
+        memory = self.session.memory(Area.HOST)
         parts = []
         while begin < end:
             unit, within = divmod(begin, slice_bytes)
@@ -145,7 +143,7 @@ class Writer:
         self._header = header
         self._layout = layout
         self._size = layout.layers * layout.raw_slice_bytes
-        self._session: SessionId | None = None
+        self._session: Session | None = None
         self._places: tuple[Place | None, ...] = ()
         self._outcomes: tuple[Outcome, ...] = ()
         self._entries: list[CommitEntry] = []
@@ -155,11 +153,9 @@ class Writer:
     def open(self) -> None:
         """Open the session with room for all blocks, and reserve them."""
         room = len(self._header.keys) * self._layout.raw_stored_bytes
-        self._session = self._store.open_session("write stream", buffer_bytes=room, remote=True).session_id
+        self._session = self._store.open_session("write stream", buffer_bytes=room, remote=True)
         header = self._header
-        reserved = self._store.reserve(
-            self._session, header.namespace_id, Tier.HOST, keys=header.keys, durability=header.durability
-        )
+        reserved = self._session.reserve(header.namespace_id, Tier.HOST, keys=header.keys, durability=header.durability)
         self._outcomes, self._places = reserved.outcomes, reserved.places
         columns = zip(reserved.reservation_ids, self._header.keys, self._header.parents, strict=True)
         self._entries = [
@@ -178,7 +174,7 @@ class Writer:
             raise InvalidArgument(error.field, error.value, error.expected) from error
         place = self._places[self._key]
         if place is not None and self._session is not None:
-            self._place(self._store.memory(self._session, Area.BUFFER), place, data)
+            self._place(self._session.memory(Area.BUFFER), place, data)
         self._offset += len(data)
         if self._offset == self._size:
             self._key, self._offset = self._key + 1, 0
@@ -212,8 +208,7 @@ class Writer:
                 if outcome is Outcome.PENDING
                 for token in self._header.token_ids[index * per_key : (index + 1) * per_key]
             ]
-            result = self._store.commit(
-                self._session,
+            result = self._session.commit(
                 self._header.namespace_id,
                 self._entries,
                 token_ids=tokens,
@@ -235,5 +230,5 @@ class Writer:
     def close(self) -> None:
         """End the session: what was not committed is gone. Idempotent."""
         if self._session is not None:
-            self._store.close_session(self._session)
+            self._session.close()
             self._session = None

@@ -57,12 +57,12 @@ class Streams:
         layers = convert.layers_of(request.layer_begin, request.layer_end)
         store, session = ctx.store, ctx.session
         found = await self._dispatcher.work(lambda: opened(store, namespace))
-        reader = Reader(store, session, found, layers or (0, found.layout.layers), frozenset(request.accept))
-        lease_id = store.grant_lease(session, "read stream", LEASE_TTL_MS)
+        reader = Reader(session, found, layers or (0, found.layout.layers), frozenset(request.accept))
+        lease_id = session.grant_lease("read stream", LEASE_TTL_MS)
         try:
             for begin in range(0, len(keys), READ_BLOCKS):
                 part = keys[begin : begin + READ_BLOCKS]
-                store.renew_lease(session, lease_id)
+                session.renew_lease(lease_id)
                 fetched = await self._dispatcher.wait(partial(reader.fetch, part, lease_id))
                 for position, key in enumerate(part):
                     index = begin + position
@@ -72,9 +72,9 @@ class Streams:
                         continue
                     async for chunk in self._block(reader, index, place):
                         yield chunk
-                    store.release(session, lease_id, namespace, [key])
+                    session.release(lease_id, namespace, [key])
         finally:
-            store.release(session, lease_id)
+            session.release(lease_id)
 
     async def _block(self, reader: Reader, index: int, place: Place) -> AsyncIterator[cache_pb2.ReadChunk]:
         begin, size, coder = 0, reader.payload_bytes(place), reader.coder(place)

@@ -18,8 +18,9 @@ from kvstore.cache import CommitEntry
 from kvstore.core.keys import parents_of
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import ROOT_PARENT, BlockKey, Codec, NamespaceId, Outcome, Target, Tier
-from kvstore.store.embedded import EmbeddedCache, build_store
+from kvstore.store.embedded import build_store
 from kvstore.store.recovery import give_heap_back, register_blocks
+from kvstore.store.session import Session
 from kvstore.tiers.base import DiskHandle, RecoveredBlock
 
 SPEC = NamespaceSpec(model="bench", dtype="float16", layers=2, kv_heads=1, head_dim=8, block_tokens=16)
@@ -62,7 +63,7 @@ def match_seconds(*, keys: int = 512, repeats: int = 2000, busy_threads: int = 1
     """Times of ``repeats`` matches of ``keys`` resident keys, sorted, while threads put, fetch and release others."""
     store = build_store(host_bytes=64 << 20)
     try:
-        cache = EmbeddedCache(store, buffer_bytes=32 << 20)
+        cache = store.open_session("bench", buffer_bytes=32 << 20)
         namespace_id = cache.open_namespace(SPEC).namespace_id
         chain = _chain(namespace_id, 0, keys)
         _put(cache, namespace_id, chain)
@@ -90,7 +91,7 @@ def match_seconds(*, keys: int = 512, repeats: int = 2000, busy_threads: int = 1
         store.close()
 
 
-def _load(cache: EmbeddedCache, namespace_id: NamespaceId, seed: int, ended: threading.Event) -> None:
+def _load(cache: Session, namespace_id: NamespaceId, seed: int, ended: threading.Event) -> None:
     """Put 16 blocks, fetch them, release them, over and over, in chains that come back."""
     for number in itertools.count():
         if ended.is_set():
@@ -102,7 +103,7 @@ def _load(cache: EmbeddedCache, namespace_id: NamespaceId, seed: int, ended: thr
         cache.release(lease)
 
 
-def _put(cache: EmbeddedCache, namespace_id: NamespaceId, chain: list[BlockKey]) -> None:
+def _put(cache: Session, namespace_id: NamespaceId, chain: list[BlockKey]) -> None:
     found = cache.reserve(namespace_id, Tier.HOST, keys=chain)
     rows = zip(found.outcomes, found.reservation_ids, chain, parents_of(chain), strict=True)
     entries = [CommitEntry(number, key, parent) for outcome, number, key, parent in rows if outcome is Outcome.PENDING]

@@ -27,7 +27,7 @@ from kvstore.store.index import NONE, UNKNOWN, BlockIndex
 from kvstore.store.lifecycle import Copy, CopyState, Event
 from kvstore.store.movement import Movement
 from kvstore.store.namespaces import Namespace
-from kvstore.store.owners import Lease, Reservation, Session
+from kvstore.store.owners import Lease, Owner, Reservation
 from kvstore.store.places import place_of
 from kvstore.store.tenancy import Tenancy
 
@@ -80,17 +80,17 @@ class Commit:
         """Slots of the blocks that are resident now."""
         return [entry.slot for entry in self._entries if entry.outcome is Outcome.HIT]
 
-    def begin(self, session: Session, lease_id: LeaseId | None) -> None:
+    def begin(self, owner: Owner, lease_id: LeaseId | None) -> None:
         """Check everything, then take the reservations off the tables. Lock held; raises before it changes anything."""
         owners, book = self._state.owners, self._state.book
-        reservations = [owners.reservation(session, entry.reservation_id) for entry in self._given]
+        reservations = [owners.reservation(owner, entry.reservation_id) for entry in self._given]
         for i, (entry, reservation) in enumerate(zip(self._given, reservations, strict=True)):
             if reservation.namespace is not self._namespace:
                 raise InvalidArgument(f"reservation_ids[{i}]", entry.reservation_id, "a reservation of this namespace")
             if reservation.key not in (None, entry.key):
                 raise InvalidArgument(f"keys[{i}]", entry.key.hex(), "the key that was reserved")
         if lease_id is not None:
-            self._lease = self._tenancy.lease(session.session_id, lease_id)
+            self._lease = self._tenancy.lease(owner, lease_id)
         depths: dict[BlockKey, int] = {}
         for entry, reservation in zip(self._given, reservations, strict=True):
             owners.take_reservation(reservation)
@@ -108,8 +108,8 @@ class Commit:
                 self._entries[-1].refuse(Reason.PARENT_MISSING)
             elif self._state.draining:
                 self._entries[-1].refuse(Reason.DRAINING)
-        session.buffer_io += 1
-        self._session = session
+        owner.buffer_io += 1
+        self._owner = owner
 
     def _entry(self, given: CommitEntry, reservation: Reservation, depth: int) -> _Entry:
         codec = self._namespace.codec_at(depth)
@@ -142,7 +142,7 @@ class Commit:
                     if slot == NONE or not (book.has(slot, Tier.HOST) or book.has(slot, Tier.DEVICE)):
                         found.append(entry)
             # The buffer stays until ``publish``, even if its session ends.
-            return found if self._session.buffer is not None else []
+            return found if self._owner.buffer is not None else []
 
     def _to_shrink(self) -> list[_Entry]:
         """Entries on DEVICE that the policy wants encoded there."""
@@ -167,7 +167,7 @@ class Commit:
             entry.copied, entry.device_codec = True, Codec.INT8
 
     def _slices(self, entry: _Entry) -> memoryview:
-        layout, buffer = self._namespace.layout, self._session.buffer
+        layout, buffer = self._namespace.layout, self._owner.buffer
         if buffer is None:
             raise RuntimeError("a buffer is kept while something is copied out of it")
         return buffer.view(entry.reservation.copy.place, layout.layers * layout.raw_slice_stride)
@@ -225,7 +225,7 @@ class Commit:
             self._pin(entry)
         for parent in self._held:
             book.unhold(parent)
-        self._tenancy.buffer_io_end(self._session)
+        self._tenancy.buffer_io_end(self._owner)
 
     def _publish_one(self, entry: _Entry) -> None:
         book = self._state.book
@@ -265,7 +265,7 @@ class Commit:
                 self._tenancy.free_reserved(reservation)
             return
         reservation.copy.advance(Event.FAIL)
-        if reservation.standing and not reservation.session.ended:
+        if reservation.standing and not reservation.owner.ended:
             reservation.copy.advance(Event.RESERVE)
             self._state.owners.add_reservation(reservation)
         else:

@@ -24,7 +24,7 @@ from kvstore.store.index import NONE
 from kvstore.store.loading import Load, Loading
 from kvstore.store.movers import Movers
 from kvstore.store.namespaces import Namespace
-from kvstore.store.owners import Job, Session
+from kvstore.store.owners import Job, Owner
 from kvstore.store.pinning import pin_found
 from kvstore.store.state import State
 from kvstore.store.tenancy import Tenancy
@@ -43,14 +43,14 @@ class Get:
         self._movers = movers
         self.on_job_done: JobDone | None = None
 
-    def match(self, session_id: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
+    def match(self, owner: Owner, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
         """See ``Cache.match``."""
         validate.check_keys(keys)
         state = self._state
         index = state.book.index
         residency = index.residency
         with state.lock:
-            session = state.owners.session(session_id)
+            owner.require_open()
             namespace = state.namespaces.get(namespace_id)
             slot_of, readable = index.slots(namespace.number).get, state.readable
             # Column by column, which takes half the time of going key by key.
@@ -59,7 +59,7 @@ class Get:
                 return MatchResult(len(found), tuple(found))
             del found[found.index(0) :]
             reason = self.why_missing(keys[len(found)], namespace)
-            near = state.namespaces.near(namespace.spec, session.namespaces) if not found else ()
+            near = state.namespaces.near(namespace.spec, owner.namespaces) if not found else ()
         return MatchResult(len(found), tuple(found), reason, near)
 
     def why_missing(self, key: BlockKey, namespace: Namespace) -> Reason:
@@ -73,7 +73,7 @@ class Get:
 
     def fetch(
         self,
-        session_id: SessionId,
+        owner: Owner,
         namespace_id: NamespaceId,
         keys: Sequence[BlockKey],
         target: Target,
@@ -83,34 +83,32 @@ class Get:
         """See ``Cache.fetch``; does not wait. The job, if one was made."""
         validate.check_keys(keys)
         with self._state.locked():
-            session = self._state.owners.session(session_id)
+            owner.require_open()
             namespace = self._state.namespaces.get(namespace_id)
-            lease = self._tenancy.lease(session_id, lease_id)
+            lease = self._tenancy.lease(owner, lease_id)
             chosen = validate.check_layers(layers, namespace.layout.layers)
-            self._check_target(target, session)
-            load = Load(session, namespace, tuple(keys), target, lease, chosen)
+            self._check_target(target, owner)
+            load = Load(owner, namespace, tuple(keys), target, lease, chosen)
             return self._submit(load)
 
-    def prefetch(
-        self, session_id: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier
-    ) -> FetchResult:
+    def prefetch(self, owner: Owner, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier) -> FetchResult:
         """See ``Cache.prefetch``."""
         validate.check_keys(keys)
         validate.check_tier(tier, [t for t in (Tier.DEVICE, Tier.HOST) if t in self._state.arenas])
         with self._state.locked():
-            session = self._state.owners.session(session_id)
+            owner.require_open()
             namespace = self._state.namespaces.get(namespace_id)
             target = Target.DEVICE if tier is Tier.DEVICE else Target.HOST
-            load = Load(session, namespace, tuple(keys), target, None, (0, namespace.layout.layers))
+            load = Load(owner, namespace, tuple(keys), target, None, (0, namespace.layout.layers))
             result, job = self._submit(load)
             if job is not None:
                 job.announce = True
             return result
 
-    def _check_target(self, target: Target, session: Session) -> None:
+    def _check_target(self, target: Target, owner: Owner) -> None:
         if target is Target.DEVICE and Tier.DEVICE not in self._state.arenas:
             raise InvalidArgument("target", "DEVICE", "HOST, IN_PLACE or BUFFER: this store has no DEVICE tier")
-        if target is Target.BUFFER and session.buffer is None:
+        if target is Target.BUFFER and owner.buffer is None:
             raise InvalidArgument("target", "BUFFER", "another target, since this session was opened without a buffer")
         if target not in tuple(Target):
             raise InvalidArgument("target", target, "one of " + ", ".join(t.name for t in Target))
@@ -125,7 +123,7 @@ class Get:
         if not load.moving:
             return load.result(), None
         owners = state.owners
-        job = Job(JobId(owners.next_id()), load.session, load.result())
+        job = Job(JobId(owners.next_id()), load.owner, load.result())
         task = self._loading.task(load, lambda: self._finish(job, load))
         # Held, so that no block loses its last copy while its job waits.
         for i in load.moving:
@@ -138,9 +136,9 @@ class Get:
             tier = Tier.DEVICE if load.target is Target.DEVICE else Tier.HOST
             load.busy = Busy(tier, 0, 0, 0)
             return load.result(), None
-        load.session.buffer_io += 1
+        load.owner.buffer_io += 1
         owners.jobs[job.job_id] = job
-        load.session.jobs.add(job.job_id)
+        load.owner.jobs.add(job.job_id)
         job.result = load.result(job.job_id)
         return job.result, job
 
@@ -149,12 +147,12 @@ class Get:
         state = self._state
         for i in load.moving:
             state.book.unhold(load.slots[i])
-        self._tenancy.buffer_io_end(load.session)
+        self._tenancy.buffer_io_end(load.owner)
         job.result = load.result()
         job.finished_at = state.clock.now()
         callback = self.on_job_done
         if callback is not None and job.announce and job.job_id in state.owners.jobs:
-            session_id, job_id, result = job.session.session_id, job.job_id, job.result
+            session_id, job_id, result = job.owner.session_id, job.job_id, job.result
             state.afterwards(lambda: callback(session_id, job_id, result))
         job.done.set()
 
@@ -168,11 +166,12 @@ class Get:
                 job.announce = True
             return job.result
 
-    def wait_job(self, session_id: SessionId, job_id: JobId, timeout_ms: int) -> FetchResult:
+    def wait_job(self, owner: Owner, job_id: JobId, timeout_ms: int) -> FetchResult:
         """See ``Cache.wait_job``."""
         validate.check_wait("timeout_ms", timeout_ms)
         with self._state.locked():
-            job = self._state.owners.job(self._state.owners.session(session_id), job_id)
+            owner.require_open()
+            job = self._state.owners.job(owner, job_id)
         return self.wait(job, timeout_ms / 1000)
 
     def _write_second_hits(self, namespace: Namespace, slots: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from kvstore.store.book import copy_number
 from kvstore.store.index import PAGE_BITS
 from kvstore.store.movement import Failures
 from kvstore.store.namespaces import Namespace
-from kvstore.store.owners import Lease, Session
+from kvstore.store.owners import Lease, Owner
 from kvstore.store.places import place_of
 from kvstore.store.promote import Promoter
 from kvstore.store.state import State
@@ -32,14 +32,14 @@ class Load:
 
     def __init__(
         self,
-        session: Session,
+        owner: Owner,
         namespace: Namespace,
         keys: tuple[BlockKey, ...],
         target: Target,
         lease: Lease | None,
         layers: tuple[int, int],
     ) -> None:
-        self.session = session
+        self.owner = owner
         self.namespace = namespace
         self.keys = keys
         self.target = target
@@ -125,7 +125,7 @@ class Loading:
 
     def _abandoned(self, load: Load) -> bool:
         """Whether nobody can use the rest: the session or the lease has ended."""
-        return load.session.ended or (load.lease is not None and load.lease.ended)
+        return load.owner.ended or (load.lease is not None and load.lease.ended)
 
     def _move(self, load: Load, positions: list[int]) -> None:
         if load.target is Target.BUFFER:
@@ -202,7 +202,7 @@ class Loading:
         size, stride, _ = load.namespace.layout.of_codec(codec)
         units = load.namespace.layout.unit_range(codec, load.layers)
         nbytes = (units[1] - units[0]) * stride
-        buffer = load.session.buffer
+        buffer = load.owner.buffer
         offset = buffer.allocate(nbytes) if buffer is not None else None
         if offset is None or buffer is None:
             free = buffer.capacity_bytes - buffer.used_bytes if buffer is not None else 0

@@ -7,7 +7,8 @@ import logging
 from kvstore.cache import OpenedNamespace
 from kvstore.core.errors import InvalidArgument, TierError
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
-from kvstore.core.types import Durability, SessionId, Tier
+from kvstore.core.types import Durability, Tier
+from kvstore.store.owners import Owner
 from kvstore.store.state import State
 
 log = logging.getLogger(__name__)
@@ -19,20 +20,18 @@ class Opening:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def open(
-        self, session_id: SessionId, spec: NamespaceSpec, name: str, policy: NamespacePolicy | None
-    ) -> OpenedNamespace:
+    def open(self, owner: Owner, spec: NamespaceSpec, name: str, policy: NamespacePolicy | None) -> OpenedNamespace:
         """See ``Cache.open_namespace``."""
         state = self._state
         if policy is not None and policy.durability is Durability.DURABLE and state.disk is None:
             raise InvalidArgument("policy.durability", "DURABLE", "MEMORY, since this store has no SSD tier")
         with state.locked():
-            session = state.owners.session(session_id)
+            owner.require_open()
             namespace, created = state.namespaces.open(spec, name, policy)
-            if namespace.namespace_id not in session.namespaces:
-                session.namespaces[namespace.namespace_id] = namespace
+            if namespace.namespace_id not in owner.namespaces:
+                owner.namespaces[namespace.namespace_id] = namespace
                 state.namespaces.use(namespace)
-            near = state.namespaces.near(spec, session.namespaces)
+            near = state.namespaces.near(spec, owner.namespaces)
             # Without a block on SSD it is kept there before the first one is written, if ever one is.
             keep = not namespace.on_disk and namespace.blocks_by_tier[Tier.SSD] > 0
         if keep and state.disk is not None:

@@ -16,8 +16,9 @@ from kvstore.tiers.base import Arena
 
 
 @dataclass(slots=True)
-class Session:
-    """One client. ``buffer_io`` counts jobs that land bytes in the buffer; it outlives the session by them."""
+class Owner:
+    """One session, and what is its own. ``buffer_io`` counts jobs that land bytes in the buffer, which outlives the
+    session by them."""
 
     session_id: SessionId
     name: str
@@ -33,13 +34,18 @@ class Session:
     namespaces: dict[NamespaceId, Namespace] = field(default_factory=dict)
     """Those that it opened: they are not forgotten while it lives."""
 
+    def require_open(self) -> None:
+        """Raises Unauthenticated once the session has ended."""
+        if self.ended:
+            raise Unauthenticated(f"session {self.session_id} has ended", field="session", value=self.session_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """A place claimed for one block to be written: in DEVICE, or in the session's buffer on its way to HOST."""
 
     reservation_id: ReservationId
-    session: Session
+    owner: Owner
     namespace: Namespace
     area: Area
     copy: Copy
@@ -63,7 +69,7 @@ class Lease:
     """An owned, named, timed right. ``pins`` are copy numbers, ``holds`` slots, ``buffers`` ranges by block."""
 
     lease_id: LeaseId
-    session: Session
+    owner: Owner
     name: str
     ttl_ms: int
     deadline: float
@@ -83,7 +89,7 @@ class Job:
     """A fetch or prefetch under way; ``result`` is its answer so far, ``done`` is set when it is final."""
 
     job_id: JobId
-    session: Session
+    owner: Owner
     result: FetchResult
     done: threading.Event = field(default_factory=threading.Event)
     announce: bool = False
@@ -95,7 +101,7 @@ class Owners:
     """Tables of everything that belongs to a session."""
 
     def __init__(self) -> None:
-        self.sessions: dict[SessionId, Session] = {}
+        self.sessions: dict[SessionId, Owner] = {}
         self.reservations: dict[ReservationId, Reservation] = {}
         self.leases: dict[LeaseId, Lease] = {}
         self.jobs: dict[JobId, Job] = {}
@@ -110,17 +116,10 @@ class Owners:
         self._last += 1
         return self._last
 
-    def session(self, session_id: SessionId) -> Session:
-        """Raises Unauthenticated if it is unknown or has ended."""
-        found = self.sessions.get(session_id)
-        if found is None:
-            raise Unauthenticated(f"session {session_id} is unknown or has ended", field="session", value=session_id)
-        return found
-
-    def lease(self, session: Session, lease_id: LeaseId, now: float) -> Lease:
+    def lease(self, owner: Owner, lease_id: LeaseId, now: float) -> Lease:
         """The session's own live lease; raises UnknownLease."""
         found = self.leases.get(lease_id)
-        if found is None or found.session is not session or found.deadline <= now:
+        if found is None or found.owner is not owner or found.deadline <= now:
             raise UnknownLease(
                 f"lease {lease_id} is unknown, has ended or has expired", field="lease_id", value=lease_id
             )
@@ -129,7 +128,7 @@ class Owners:
     def add_lease(self, lease: Lease) -> None:
         """Enter a new lease."""
         self.leases[lease.lease_id] = lease
-        lease.session.leases.add(lease.lease_id)
+        lease.owner.leases.add(lease.lease_id)
         heapq.heappush(self._deadlines, (lease.deadline, lease.lease_id))
 
     def expired(self, now: float) -> Iterator[Lease]:
@@ -145,10 +144,10 @@ class Owners:
             else:
                 yield lease
 
-    def reservation(self, session: Session, reservation_id: ReservationId) -> Reservation:
+    def reservation(self, owner: Owner, reservation_id: ReservationId) -> Reservation:
         """The session's own open reservation; raises UnknownReservation."""
         found = self.reservations.get(reservation_id)
-        if found is None or found.session is not session:
+        if found is None or found.owner is not owner:
             raise UnknownReservation(
                 f"reservation {reservation_id} is unknown or finished", field="reservation_ids", value=reservation_id
             )
@@ -157,14 +156,14 @@ class Owners:
     def add_reservation(self, reservation: Reservation) -> None:
         """Enter a new reservation."""
         self.reservations[reservation.reservation_id] = reservation
-        reservation.session.reservations.add(reservation.reservation_id)
+        reservation.owner.reservations.add(reservation.reservation_id)
         if (name := reservation.name) is not None:
             self.uncommitted[name] = self.uncommitted.get(name, 0) + 1
 
     def take_reservation(self, reservation: Reservation) -> None:
         """Take a reservation off the tables: it can not be committed or aborted any more."""
         del self.reservations[reservation.reservation_id]
-        reservation.session.reservations.discard(reservation.reservation_id)
+        reservation.owner.reservations.discard(reservation.reservation_id)
         if (name := reservation.name) is not None:
             left = self.uncommitted[name] - 1
             if left:
@@ -172,17 +171,17 @@ class Owners:
             else:
                 del self.uncommitted[name]
 
-    def job(self, session: Session, job_id: JobId) -> Job:
+    def job(self, owner: Owner, job_id: JobId) -> Job:
         """The session's own job; raises UnknownJob."""
         found = self.jobs.get(job_id)
-        if found is None or found.session is not session:
+        if found is None or found.owner is not owner:
             raise UnknownJob(f"job {job_id} is unknown or its answer was read", field="job_id", value=job_id)
         return found
 
     def take_job(self, job: Job) -> None:
         """Forget a job."""
         self.jobs.pop(job.job_id, None)
-        job.session.jobs.discard(job.job_id)
+        job.owner.jobs.discard(job.job_id)
 
     def require_room(self, what: str, present: int, limit: int) -> None:
         """Raise ResourceExhausted at a bound."""

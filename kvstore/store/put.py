@@ -19,7 +19,6 @@ from kvstore.core.types import (
     Place,
     Reason,
     ReservationId,
-    SessionId,
     Tier,
 )  # fmt: skip
 from kvstore.store import validate
@@ -29,7 +28,7 @@ from kvstore.store.index import NONE, PAGE_BITS
 from kvstore.store.lifecycle import Copy, Event
 from kvstore.store.movement import Movement
 from kvstore.store.namespaces import Namespace
-from kvstore.store.owners import Reservation, Session
+from kvstore.store.owners import Owner, Reservation
 from kvstore.store.state import State
 from kvstore.store.tenancy import Tenancy
 
@@ -64,7 +63,7 @@ class Put:
 
     def reserve(  # noqa: PLR0913  the arguments of Cache.reserve
         self,
-        session_id: SessionId,
+        owner: Owner,
         namespace_id: NamespaceId,
         tier: Tier,
         keys: Sequence[BlockKey],
@@ -87,9 +86,9 @@ class Put:
             raise InvalidArgument("standing", standing, "False, unless places are reserved by count and for HOST")
         entries: Sequence[BlockKey | None] = keys or [None] * count
         with state.locked() as book:
-            session = state.owners.session(session_id)
+            owner.require_open()
             namespace = state.namespaces.get(namespace_id)
-            if tier is Tier.HOST and session.buffer is None:
+            if tier is Tier.HOST and owner.buffer is None:
                 raise InvalidArgument("tier", "HOST", "DEVICE, since this session was opened without a buffer")
             open_now = len(state.owners.reservations)
             state.owners.require_room("reservations", open_now + len(entries) - 1, state.config.reservations_max)
@@ -103,7 +102,7 @@ class Put:
                 if slot != NONE and not (durable and not self._durably.is_durable(slot)):
                     claims.add(Outcome.HIT)
                 elif claims.busy is None:
-                    self._claim(claims, session, namespace, tier, key, standing)
+                    self._claim(claims, owner, namespace, tier, key, standing)
                 else:
                     claims.add(Outcome.BUSY)
             refused = claims.outcomes.count(Outcome.BUSY)
@@ -114,7 +113,7 @@ class Put:
     def _claim(
         self,
         claims: _Claims,
-        session: Session,
+        owner: Owner,
         namespace: Namespace,
         tier: Tier,
         key: BlockKey | None,
@@ -126,7 +125,7 @@ class Put:
             claims.busy = self._movement.space.busy(tier, nbytes, Reason.DRAINING)
             claims.add(Outcome.BUSY)
             return
-        buffer = session.buffer
+        buffer = owner.buffer
         if tier is Tier.DEVICE:
             offset = self._movement.space.allocate(tier, nbytes)
         else:
@@ -140,7 +139,7 @@ class Put:
         area = Area.DEVICE if tier is Tier.DEVICE else Area.BUFFER
         copy = Copy(tier, nbytes, place=offset)
         copy.advance(Event.RESERVE)
-        reservation = Reservation(ReservationId(state.owners.next_id()), session, namespace, area, copy, key, standing)
+        reservation = Reservation(ReservationId(state.owners.next_id()), owner, namespace, area, copy, key, standing)
         state.owners.add_reservation(reservation)
         if area is Area.DEVICE:
             state.reserved_bytes += nbytes
@@ -148,18 +147,18 @@ class Put:
         place = Place(area, offset, layout.raw_slice_stride, Codec.RAW, arena.versions[offset >> PAGE_BITS])
         claims.add(Outcome.PENDING, reservation.reservation_id, place)
 
-    def abort(self, session_id: SessionId, reservation_ids: Sequence[ReservationId]) -> int:
+    def abort(self, owner: Owner, reservation_ids: Sequence[ReservationId]) -> int:
         """See ``Cache.abort``."""
         validate.check_count("reservation_ids", len(reservation_ids))
         with self._state.locked():
-            session = self._state.owners.session(session_id)
-            known = list(dict.fromkeys(r for r in reservation_ids if r in session.reservations))
+            owner.require_open()
+            known = list(dict.fromkeys(r for r in reservation_ids if r in owner.reservations))
             self._tenancy.give_back_reservations(known)
         return len(known)
 
     def commit(
         self,
-        session_id: SessionId,
+        owner: Owner,
         namespace_id: NamespaceId,
         entries: Sequence[CommitEntry],
         token_ids: Sequence[int],
@@ -170,7 +169,7 @@ class Put:
         state = self._state
         validate.check_count("reservation_ids", len(entries))
         with state.locked():
-            state.owners.session(session_id)
+            owner.require_open()
             namespace = state.namespaces.get(namespace_id)
         validate.check_commit(namespace, entries, token_ids)
         wanted = namespace.policy.durability if durability is None else durability
@@ -178,7 +177,8 @@ class Put:
             raise InvalidArgument("durability", "DURABLE", "MEMORY, since this store has no SSD tier")
         commit = Commit(self._movement, self._tenancy, namespace, entries, token_ids)
         with state.locked():
-            commit.begin(state.owners.session(session_id), lease_id)
+            owner.require_open()
+            commit.begin(owner, lease_id)
         try:
             commit.copy()
         finally:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.core.types import BlockKey, NamespaceId, Outcome, Reason, SessionId, Tier
+from kvstore.core.types import BlockKey, NamespaceId, Outcome, Reason, Tier
 from kvstore.store import validate
 from kvstore.store.book import copy_number
 from kvstore.store.index import NONE
 from kvstore.store.movement import Movement
 from kvstore.store.movers import PIECE_BLOCKS
+from kvstore.store.owners import Owner
 from kvstore.store.report import EvictReport
 
 
@@ -21,12 +22,12 @@ class Removal:
         self._movement = movement
         self._state = movement.state
 
-    def remove(self, session_id: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
+    def remove(self, owner: Owner, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
         """See ``Cache.remove``. Children of a removed block stay, unreachable from the root, until they are evicted."""
         validate.check_keys(keys)
         outcomes: dict[BlockKey, Outcome] = {}
         with self._state.locked() as book:
-            self._state.owners.session(session_id)
+            owner.require_open()
             namespace = self._state.namespaces.get(namespace_id)
             known = {key: book.resident(key, namespace) for key in keys}
             # Deepest first, so that a whole chain goes without leaving ghosts.

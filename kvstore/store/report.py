@@ -16,20 +16,6 @@ NO_NAMESPACE: Final = NamespaceId(b"")
 
 
 @dataclass(frozen=True, slots=True)
-class SessionHandle:
-    """A new session. ``buffer_fd`` is the descriptor of its private buffer, or -1 without one.
-
-    The descriptor belongs to the store and stays open until the session has ended and no I/O lands in the buffer;
-    whoever passes it on passes a duplicate.
-    """
-
-    session_id: SessionId
-    name: str
-    buffer_bytes: int
-    buffer_fd: int = -1
-
-
-@dataclass(frozen=True, slots=True)
 class TierReport:
     """One tier; ``state`` is "ready", "degraded" or "off"."""
 

@@ -1,33 +1,22 @@
-"""The store's front: every call on one class, each delegated to the room that does it.
+"""The store: built from its rooms, opened for sessions, asked by operators.
 
-Calls are synchronous and thread-safe and take the calling session first. They have the meaning that
-``api.Cache`` writes down. Only those marked *blocks* may wait for a copy or the disk; all others are bookkeeping.
+Data calls are made on a session (``session.Session``, which meets ``kvstore.cache.Cache``); here are those that no
+session owns. They are synchronous and thread-safe. Only those marked *blocks* may wait for a copy or the disk; all
+others are bookkeeping.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 
-from kvstore.cache import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 from kvstore.core.clock import Clock, MonotonicClock
-from kvstore.core.errors import Unavailable
-from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import (
-    Area,
     BlockKey,
-    Durability,
-    JobId,
-    LeaseId,
     NamespaceId,
     Outcome,
-    ReservationId,
-    SessionId,
-    Target,
     Tier,
 )  # fmt: skip
-from kvstore.store import validate
 from kvstore.store.admin import Admin
 from kvstore.store.config import StoreConfig
 from kvstore.store.durable import Durably
@@ -48,15 +37,14 @@ from kvstore.store.report import (
     BlockReport,
     DrainReport,
     EvictReport,
-    FlushReport,
     LeaseReport,
     NamespaceReport,
-    SessionHandle,
     SessionReport,
     StatusReport,
     VerifyReport,
     WhyReport,
 )  # fmt: skip
+from kvstore.store.session import Session, Verbs
 from kvstore.store.space import Space
 from kvstore.store.state import State
 from kvstore.store.tenancy import Tenancy
@@ -92,13 +80,19 @@ class Store:
         durably = Durably(self._movement, persister)
         self._tenancy = Tenancy(self._state)
         self._movers = Movers(self._movement, persister, self._tenancy)
-        self._opening = Opening(self._state)
-        self._put = Put(self._movement, self._tenancy, durably, self._movers.queue_writes)
         self._get = Get(self._state, self._tenancy, Loading(self._state, promoter), self._movers)
         self._get.on_job_done = on_job_done
         self._removal = Removal(self._movement)
         self._admin = Admin(self._state, self._get, self.boot_id)
         self._maintenance = Maintenance(self._state, promoter, durably)
+        self._verbs = Verbs(
+            self._tenancy,
+            Opening(self._state),
+            Put(self._movement, self._tenancy, durably, self._movers.queue_writes),
+            self._get,
+            self._removal,
+            self._maintenance,
+        )
 
     def on_job_done(self, callback: JobDone) -> None:
         """Set what is told of finished jobs that nobody waits for."""
@@ -107,10 +101,6 @@ class Store:
     def run_pending(self) -> None:
         """Do what waits for a mover, in the calling thread: for stores without threads."""
         self._movers.run_pending()
-
-    def _require(self, session: SessionId) -> None:
-        with self._state.locked():
-            self._state.owners.session(session)
 
     def start(self) -> None:
         """Recover what is on SSD and start the movers. *Blocks* for the recovery."""
@@ -129,8 +119,7 @@ class Store:
         if self._state.config.close_flush_ms:
             self._maintenance.flush(self._state.config.close_flush_ms)
         self._movers.recency.tell()
-        for session in self.sessions():
-            self.close_session(session.session_id)
+        self._tenancy.close_all()
         for tier in (self.disk, self.device, self.host):
             if tier is not None:
                 tier.close()
@@ -141,139 +130,12 @@ class Store:
 
     def open_session(
         self, name: str, *, buffer_bytes: int = 0, uid: int = 0, pid: int = 0, remote: bool = False
-    ) -> SessionHandle:
-        """Open a session with a private buffer of its own. Raises ResourceExhausted at the bound."""
-        return self._tenancy.open_session(name, buffer_bytes, uid, pid, remote)
+    ) -> Session:
+        """Open a session with a private buffer of its own. Raises ResourceExhausted at the bound.
 
-    def close_session(self, session: SessionId) -> None:
-        """End a session: leases, reservations, jobs and buffer go with it. Idempotent."""
-        self._tenancy.close_session(session)
-
-    def memory(self, session: SessionId, area: Area) -> memoryview:
-        """An area as the session may see it: HOST read-only, DEVICE and BUFFER writable. Raises Unavailable if none."""
-        return self._tenancy.memory(session, area)
-
-    def open_namespace(
-        self, session: SessionId, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None
-    ) -> OpenedNamespace:
-        """See ``Cache.open_namespace``. *Blocks* on the first opening if there is a disk."""
-        return self._opening.open(session, spec, name, policy)
-
-    def match(self, session: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
-        """See ``Cache.match``."""
-        return self._get.match(session, namespace_id, keys)
-
-    def reserve(  # noqa: PLR0913  the arguments of Cache.reserve
-        self,
-        session: SessionId,
-        namespace_id: NamespaceId,
-        tier: Tier,
-        *,
-        keys: Sequence[BlockKey] = (),
-        count: int = 0,
-        durability: Durability | None = None,
-        standing: bool = False,
-    ) -> ReserveResult:
-        """See ``Cache.reserve``."""
-        return self._put.reserve(session, namespace_id, tier, keys, count, durability, standing=standing)
-
-    def commit(
-        self,
-        session: SessionId,
-        namespace_id: NamespaceId,
-        entries: Sequence[CommitEntry],
-        *,
-        token_ids: Sequence[int] = (),
-        durability: Durability | None = None,
-        lease_id: LeaseId | None = None,
-    ) -> CommitResult:
-        """See ``Cache.commit``. *Blocks*."""
-        return self._put.commit(session, namespace_id, entries, token_ids, durability, lease_id)
-
-    def abort(self, session: SessionId, reservation_ids: Sequence[ReservationId]) -> int:
-        """See ``Cache.abort``."""
-        return self._put.abort(session, reservation_ids)
-
-    def fetch(  # noqa: PLR0913  the arguments of Cache.fetch, and the session
-        self,
-        session: SessionId,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        target: Target,
-        *,
-        lease_id: LeaseId,
-        layers: tuple[int, int] | None = None,
-        wait_ms: int = 0,
-    ) -> FetchResult:
-        """See ``Cache.fetch``. *Blocks* for ``wait_ms`` at most."""
-        begun = self.begin_fetch(
-            session, namespace_id, keys, target, lease_id=lease_id, layers=layers, wait_ms=wait_ms
-        )  # fmt: skip
-        return begun if isinstance(begun, FetchResult) else begun()
-
-    def begin_fetch(  # noqa: PLR0913  the arguments of fetch
-        self,
-        session: SessionId,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        target: Target,
-        *,
-        lease_id: LeaseId,
-        layers: tuple[int, int] | None = None,
-        wait_ms: int = 0,
-    ) -> FetchResult | Callable[[], FetchResult]:
-        """``fetch`` up to where it would wait: the result, or what waits for it and returns it. Call that once."""
-        validate.check_wait("wait_ms", wait_ms)
-        result, job = self._get.fetch(session, namespace_id, keys, target, lease_id, layers)
-        if job is None:
-            return result
-        return partial(self._get.wait, job, wait_ms / 1000) if wait_ms else self._get.wait(job, 0)
-
-    def wait_job(self, session: SessionId, job_id: JobId, timeout_ms: int) -> FetchResult:
-        """See ``Cache.wait_job``. *Blocks* for ``timeout_ms`` at most."""
-        return self._get.wait_job(session, job_id, timeout_ms)
-
-    def prefetch(
-        self, session: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier
-    ) -> FetchResult:
-        """See ``Cache.prefetch``."""
-        return self._get.prefetch(session, namespace_id, keys, tier)
-
-    def remove(self, session: SessionId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
-        """See ``Cache.remove``."""
-        return self._removal.remove(session, namespace_id, keys)
-
-    def flush(self, session: SessionId, timeout_ms: int = 30_000) -> FlushReport:
-        """Make every block committed so far durable; Unavailable if not all of them are then. *Blocks*."""
-        self._require(session)
-        report = self._maintenance.flush(timeout_ms)
-        if report.failure:
-            raise Unavailable(f"not all is durable: {report.failure}")
-        return report
-
-    def grant_lease(self, session: SessionId, name: str, ttl_ms: int) -> LeaseId:
-        """See ``Cache.grant_lease``."""
-        return self._tenancy.grant(session, name, ttl_ms)
-
-    def renew_lease(self, session: SessionId, lease_id: LeaseId) -> int:
-        """Set the time left back to the ttl; returns the ttl in ms."""
-        return self._tenancy.renew(session, lease_id)
-
-    def hold(
-        self, session: SessionId, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]
-    ) -> tuple[bool, ...]:
-        """See ``Cache.hold``."""
-        return self._tenancy.hold(session, lease_id, namespace_id, keys)
-
-    def release(
-        self,
-        session: SessionId,
-        lease_id: LeaseId,
-        namespace_id: NamespaceId | None = None,
-        keys: Sequence[BlockKey] = (),
-    ) -> int:
-        """See ``Cache.release``."""
-        return self._tenancy.release(session, lease_id, namespace_id, keys)
+        ``uid`` and ``pid`` say on whose behalf, ``remote`` that no memory is shared with it. Faults the buffer in.
+        """
+        return Session(self._verbs, self._tenancy.open_session(name, buffer_bytes, uid, pid, remote))
 
     def events_after(
         self, sequence: int, *, namespace_id: NamespaceId | None = None, limit: int = 1024

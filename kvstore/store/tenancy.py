@@ -11,8 +11,7 @@ from kvstore.store.buffers import Buffers
 from kvstore.store.index import NONE
 from kvstore.store.lifecycle import Event
 from kvstore.store.namespaces import Namespace
-from kvstore.store.owners import Lease, Reservation, Session
-from kvstore.store.report import SessionHandle
+from kvstore.store.owners import Lease, Owner, Reservation
 from kvstore.store.state import State
 from kvstore.tiers.base import Arena
 
@@ -31,7 +30,7 @@ class Tenancy:
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
-    def open_session(self, name: str, buffer_bytes: int, uid: int, pid: int, remote: bool) -> SessionHandle:
+    def open_session(self, name: str, buffer_bytes: int, uid: int, pid: int, remote: bool) -> Owner:
         """See ``Store.open_session``. Faults the buffer in, outside the lock."""
         state = self._state
         validate.check_session(name, buffer_bytes, state.config.buffer_bytes_max)
@@ -41,43 +40,54 @@ class Tenancy:
         try:
             with state.locked():
                 self._require_sessions()
-                session = Session(SessionId(state.owners.next_id()), name, uid, pid, remote, buffer)
-                state.owners.sessions[session.session_id] = session
+                owner = Owner(SessionId(state.owners.next_id()), name, uid, pid, remote, buffer)
+                state.owners.sessions[owner.session_id] = owner
         except BaseException:
             if buffer is not None:
                 buffer.close()
             raise
-        fd = getattr(buffer, "fd", -1)
-        return SessionHandle(session.session_id, name, buffer.capacity_bytes if buffer else 0, fd)
+        return owner
 
     def _require_sessions(self) -> None:
         owners = self._state.owners
         owners.require_room("sessions", len(owners.sessions), self._state.config.sessions_max)
 
-    def close_session(self, session_id: SessionId) -> None:
+    def close_session(self, owner: Owner) -> None:
         """See ``Store.close_session``."""
         state = self._state
         with state.locked() as book:
-            session = state.owners.sessions.pop(session_id, None)
-            if session is None:
+            if owner.ended:
                 return
-            session.ended = True
-            for lease_id in tuple(session.leases):
+            del state.owners.sessions[owner.session_id]
+            owner.ended = True
+            for lease_id in tuple(owner.leases):
                 self.end_lease(state.owners.leases[lease_id])
-            self.give_back_reservations(tuple(session.reservations))
-            for job_id in tuple(session.jobs):
+            self.give_back_reservations(tuple(owner.reservations))
+            for job_id in tuple(owner.jobs):
                 job = state.owners.jobs[job_id]
                 state.owners.take_job(job)
                 job.done.set()
             book.counters.count("sessions_ended")
-            self._let_go_if_idle(session)
+            self._let_go_if_idle(owner)
 
-    def memory(self, session_id: SessionId, area: Area) -> memoryview:
+    def close_all(self) -> None:
+        """End every session."""
+        with self._state.locked():
+            owners = tuple(self._state.owners.sessions.values())
+        for owner in owners:
+            self.close_session(owner)
+
+    def require(self, owner: Owner) -> None:
+        """Raise Unauthenticated once the session has ended."""
+        with self._state.locked():
+            owner.require_open()
+
+    def memory(self, owner: Owner, area: Area) -> memoryview:
         """See ``Store.memory``."""
         with self._state.locked():
-            session = self._state.owners.session(session_id)
-        if area is Area.BUFFER and session.buffer is not None:
-            return session.buffer.view(0, session.buffer.capacity_bytes)
+            owner.require_open()
+        if area is Area.BUFFER and owner.buffer is not None:
+            return owner.buffer.view(0, owner.buffer.capacity_bytes)
         tier = {Area.HOST: Tier.HOST, Area.DEVICE: Tier.DEVICE}.get(area)
         arena = self._state.arenas.get(tier) if tier else None
         if arena is None:
@@ -85,20 +95,20 @@ class Tenancy:
         whole = arena.view(0, arena.capacity_bytes)
         return whole.toreadonly() if area is Area.HOST else whole
 
-    def buffer_io_end(self, session: Session) -> None:
+    def buffer_io_end(self, owner: Owner) -> None:
         """A job no longer lands bytes in the session's buffer. Called with the lock held."""
-        session.buffer_io -= 1
-        self._let_go_if_idle(session)
+        owner.buffer_io -= 1
+        self._let_go_if_idle(owner)
 
-    def _let_go_if_idle(self, session: Session) -> None:
-        if not session.ended or session.buffer_io:
+    def _let_go_if_idle(self, owner: Owner) -> None:
+        if not owner.ended or owner.buffer_io:
             return
-        for namespace in session.namespaces.values():
+        for namespace in owner.namespaces.values():
             self._state.namespaces.leave(namespace)
-        session.namespaces.clear()
-        if session.buffer is not None:
-            self._state.afterwards(session.buffer.close)
-            session.buffer = None
+        owner.namespaces.clear()
+        if owner.buffer is not None:
+            self._state.afterwards(owner.buffer.close)
+            owner.buffer = None
 
     def give_back_reservations(self, reservation_ids: Sequence[ReservationId]) -> None:
         """Abort reservations that are known to exist. Called with the lock held."""
@@ -113,7 +123,7 @@ class Tenancy:
 
     def free_reserved(self, reservation: Reservation) -> None:
         """Give the range of a finished reservation back. Called with the lock held."""
-        buffer = reservation.session.buffer
+        buffer = reservation.owner.buffer
         if reservation.area is Area.DEVICE:
             self._state.arenas[Tier.DEVICE].free(reservation.copy.place, reservation.copy.nbytes)
         elif buffer is not None:
@@ -121,32 +131,32 @@ class Tenancy:
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    def grant(self, session_id: SessionId, name: str, ttl_ms: int) -> LeaseId:
+    def grant(self, owner: Owner, name: str, ttl_ms: int) -> LeaseId:
         """See ``Cache.grant_lease``."""
         state = self._state
         validate.check_lease(name, ttl_ms, state.config.lease_ttl_ms_max)
         with state.locked():
-            session = state.owners.session(session_id)
+            owner.require_open()
             self.expire_leases()
             state.owners.require_room("leases", len(state.owners.leases), state.config.leases_max)
             lease_id = LeaseId(state.owners.next_id())
-            state.owners.add_lease(Lease(lease_id, session, name, ttl_ms, state.clock.now() + ttl_ms / 1000))
+            state.owners.add_lease(Lease(lease_id, owner, name, ttl_ms, state.clock.now() + ttl_ms / 1000))
         return lease_id
 
-    def renew(self, session_id: SessionId, lease_id: LeaseId) -> int:
+    def renew(self, owner: Owner, lease_id: LeaseId) -> int:
         """See ``Store.renew_lease``."""
         with self._state.locked():
-            lease = self.lease(session_id, lease_id)
+            lease = self.lease(owner, lease_id)
             lease.deadline = self._state.clock.now() + lease.ttl_ms / 1000
             return lease.ttl_ms
 
     def hold(
-        self, session_id: SessionId, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]
+        self, owner: Owner, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]
     ) -> tuple[bool, ...]:
         """See ``Cache.hold``."""
         validate.check_keys(keys)
         with self._state.locked() as book:
-            lease = self.lease(session_id, lease_id)
+            lease = self.lease(owner, lease_id)
             namespace = self._state.namespaces.get(namespace_id)
             held = []
             for key in keys:
@@ -158,26 +168,26 @@ class Tenancy:
         return tuple(held)
 
     def release(
-        self, session_id: SessionId, lease_id: LeaseId, namespace_id: NamespaceId | None, keys: Sequence[BlockKey]
+        self, owner: Owner, lease_id: LeaseId, namespace_id: NamespaceId | None, keys: Sequence[BlockKey]
     ) -> int:
         """See ``Cache.release``."""
         validate.check_keys(keys)
         if keys and namespace_id is None:
             raise InvalidArgument("namespace_id", "empty", "the namespace of the keys")
         with self._state.locked():
-            lease = self.lease(session_id, lease_id)
+            lease = self.lease(owner, lease_id)
             if namespace_id is None:
                 return self.end_lease(lease)
             return self._release_keys(lease, self._state.namespaces.get(namespace_id), keys)
 
-    def lease(self, session_id: SessionId, lease_id: LeaseId) -> Lease:
+    def lease(self, owner: Owner, lease_id: LeaseId) -> Lease:
         """The session's live lease; raises Unauthenticated or UnknownLease. Called with the lock held."""
         owners, now = self._state.owners, self._state.clock.now()
-        session = owners.session(session_id)
+        owner.require_open()
         found = owners.leases.get(lease_id)
         if found is not None and found.deadline <= now:
             self.expire_leases()
-        return owners.lease(session, lease_id, now)
+        return owners.lease(owner, lease_id, now)
 
     def expire_leases(self) -> None:
         """End the leases whose time has run out. Called with the lock held."""
@@ -189,7 +199,7 @@ class Tenancy:
         """Free everything that the lease holds; returns how many things. Called with the lock held."""
         owners, book = self._state.owners, self._state.book
         del owners.leases[lease.lease_id]
-        lease.session.leases.discard(lease.lease_id)
+        lease.owner.leases.discard(lease.lease_id)
         lease.ended = True
         released = len(lease.pins) + len(lease.holds)
         # Children first, so that parents end up hotter: the deepest block of a chain goes to the hot end first.
@@ -230,7 +240,7 @@ class Tenancy:
         return released + len(pinned) + len(held)
 
     def _free_buffers(self, lease: Lease, ranges: list[tuple[int, int]]) -> int:
-        if lease.session.buffer is not None:
+        if lease.owner.buffer is not None:
             for offset, nbytes in ranges:
-                lease.session.buffer.free(offset, nbytes)
+                lease.owner.buffer.free(offset, nbytes)
         return len(ranges)

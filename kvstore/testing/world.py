@@ -23,7 +23,8 @@ from kvstore.core.types import (
     WritePolicy,
 )
 from kvstore.store.config import StoreConfig, Watermarks
-from kvstore.store.embedded import EmbeddedCache, build_store
+from kvstore.store.embedded import build_store
+from kvstore.store.session import Session
 from kvstore.tiers.base import DiskTier
 
 SPEC = NamespaceSpec(model="world", dtype="float16", layers=3, kv_heads=1, head_dim=8, block_tokens=8)
@@ -62,7 +63,7 @@ class World:
             disk=disk,
             clock=self.clock,
         )
-        self.cache = EmbeddedCache(self.store, name="world", buffer_bytes=buffer_bytes)
+        self.cache = self.store.open_session("world", buffer_bytes=buffer_bytes)
         opened = self.cache.open_namespace(SPEC, policy=NamespacePolicy(write=write))
         self.namespace_id = opened.namespace_id
         self.layout = opened.layout
@@ -87,7 +88,7 @@ class World:
             begin = place.offset + layer * place.stride
             memory[begin : begin + self.layout.raw_slice_bytes] = slice_of(key, layer)
 
-    def read(self, cache: EmbeddedCache, place: Place, key: BlockKey, layers: tuple[int, int] | None = None) -> bool:
+    def read(self, cache: Session, place: Place, key: BlockKey, layers: tuple[int, int] | None = None) -> bool:
         """Whether the bytes at a place are the block's."""
         memory = cache.memory(place.area)
         begin, end = layers or (0, SPEC.layers)

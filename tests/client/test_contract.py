@@ -33,7 +33,7 @@ from kvstore.core.types import (
     Tier,
 )
 from kvstore.store.config import StoreConfig
-from kvstore.store.embedded import EmbeddedCache, build_store
+from kvstore.store.embedded import build_store
 from kvstore.tiers.coding import decode_block
 from kvstore.tiers.ssd import SsdConfig, SsdTier
 from tests.client.harness import blocks_of, chain, payload, small_spec
@@ -53,7 +53,7 @@ def embedded_store(tmp_path_factory):
 
 def make_cache(kind, request):
     if kind == "embedded":
-        return EmbeddedCache(request.getfixturevalue("embedded_store"), buffer_bytes=4 << 20)
+        return request.getfixturevalue("embedded_store").open_session("embedded", buffer_bytes=4 << 20)
     daemon = request.getfixturevalue("daemon")
     if kind == "remote":
         return Client(f"grpc://127.0.0.1:{daemon.port}", ClientOptions(strict=True))

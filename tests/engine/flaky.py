@@ -9,7 +9,6 @@ import numpy as np
 
 from kvstore.core.errors import Unavailable
 from kvstore.core.types import Tier
-from kvstore.store.embedded import EmbeddedCache
 from kvstore.store.store import Store
 from tests.engine.stores import clear_tier
 
@@ -25,12 +24,15 @@ class FlakyCache:
 
     def __init__(self, store: Store, fail_at: int, *, away: int = 0, mode: str = "lost-before") -> None:
         self._store = store
-        self._inner = EmbeddedCache(store, name="flaky")
+        self._inner = store.open_session("flaky", buffer_bytes=64 << 20)
         self._fail_at = fail_at
         self._away = away
         self._mode = mode
         self.calls = 0
         self.generation = 0
+
+    def device_tensor(self) -> None:
+        """No call of the daemon's, so never one that fails."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._inner, name)
@@ -58,7 +60,7 @@ class FlakyCache:
 
     def _end_session(self) -> None:
         self._inner.close()
-        flusher = EmbeddedCache(self._store, name="flusher", buffer_bytes=0)
+        flusher = self._store.open_session("flusher")
         flusher.flush()
         flusher.close()
         for tier in (Tier.DEVICE, Tier.HOST):
@@ -67,5 +69,5 @@ class FlakyCache:
             if arena is None or arena.used_bytes:
                 raise AssertionError(f"{arena} still holds something after its session ended")
             np.frombuffer(arena.view(0, arena.capacity_bytes), np.uint8)[:] = 0xFF
-        self._inner = EmbeddedCache(self._store, name="flaky again")
+        self._inner = self._store.open_session("flaky again", buffer_bytes=64 << 20)
         self.generation += 1

@@ -12,7 +12,7 @@ import numpy as np
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import Tier
 from kvstore.store.config import StoreConfig
-from kvstore.store.embedded import EmbeddedCache
+from kvstore.store.session import Session
 from kvstore.store.store import Store
 from kvstore.tiers.device import MemfdDeviceArena
 from kvstore.tiers.host import HostArena
@@ -53,9 +53,9 @@ def open_store(
 
 
 @contextmanager
-def open_cache(store: Store) -> Iterator[EmbeddedCache]:
+def open_cache(store: Store) -> Iterator[Session]:
     """A session with the store."""
-    cache = EmbeddedCache(store, name="test")
+    cache = store.open_session("test", buffer_bytes=64 << 20)
     try:
         yield cache
     finally:

@@ -13,7 +13,7 @@ from kvstore.core.types import LeaseId, Tier
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.sampling import SamplingParams
-from kvstore.store.embedded import EmbeddedCache
+from kvstore.store.session import Session
 from kvstore.store.store import Store
 from tests.engine.families import Pair, build_pair, random_prompt
 from tests.engine.flaky import FlakyCache
@@ -132,7 +132,7 @@ def test_results_computed_under_an_expired_lease_are_thrown_away(
     assert engine.counters.steps_discarded == 1
 
 
-def end_leases(store: Store, cache: EmbeddedCache) -> None:
+def end_leases(store: Store, cache: Session) -> None:
     for lease in store.leases():
         cache.release(LeaseId(lease.lease_id))
     for tier in (Tier.DEVICE, Tier.HOST):

@@ -12,7 +12,6 @@ from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.link import LinkLost
 from kvstore.engine.sampling import SamplingParams
-from kvstore.store.embedded import EmbeddedCache
 from tests.engine.families import build_pair, random_prompt
 from tests.engine.stores import Sizes, clear_tier, open_cache, open_store, pinned_bytes
 
@@ -194,7 +193,7 @@ def test_a_preempted_request_finds_what_its_window_held() -> None:
 def test_a_request_that_gives_up_its_memory_while_the_link_is_lost_holds_none() -> None:
     pair = build_pair("llama")
     with open_store(WINDOW.spec_for(pair.model.spec), Sizes(device=8, host=16)) as store:
-        cache = EmbeddedCache(store, name="test")
+        cache = store.open_session("test", buffer_bytes=64 << 20)
         engine = Engine(pair.model, cache, replace(WINDOW, recent_raw_tokens=4096))
         request = engine.add_request(random_prompt(10, 200), GREEDY)
         engine.step()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -193,7 +194,7 @@ class Wire(asyncio.Transport):
 
 def made_connection(dispatcher):
     left = []
-    ctx = CallContext(None, SessionId(1), False, "test")
+    ctx = CallContext(None, SimpleNamespace(session_id=SessionId(1)), False, "test")
     connection = _Connection(dispatcher, ctx, lambda *_: None, left.append)
     wire = Wire()
     connection.connection_made(wire)
@@ -257,7 +258,7 @@ def test_rights():
     with pytest.raises(Unauthenticated):
         check_rights(data, anybody)
     check_rights(admin, CallContext(None, None, True, "test"))
-    check_rights(data, CallContext(None, SessionId(1), False, "test"))
+    check_rights(data, CallContext(None, SimpleNamespace(session_id=SessionId(1)), False, "test"))
 
 
 class TestListener:

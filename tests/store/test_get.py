@@ -9,7 +9,6 @@ import pytest
 from kvstore.core.errors import InvalidArgument, UnknownJob, UnknownLease, UnknownNamespace
 from kvstore.core.types import Area, BlockKey, JobId, NamespaceId, Outcome, Reason, Target, Tier, WritePolicy
 from kvstore.store.config import StoreConfig
-from kvstore.store.embedded import EmbeddedCache
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import SPEC
 
@@ -339,7 +338,7 @@ def test_targets_that_this_store_or_session_does_not_have(make_world):
     lease = world.cache.grant_lease("x", 1000)
     with pytest.raises(InvalidArgument, match="no DEVICE tier"):
         world.cache.fetch(world.namespace_id, [], Target.DEVICE, lease_id=lease)
-    bare = EmbeddedCache(world.store, name="bare", buffer_bytes=0)
+    bare = world.store.open_session("bare")
     lease = bare.grant_lease("x", 1000)
     with pytest.raises(InvalidArgument, match="without a buffer"):
         bare.fetch(world.namespace_id, [], Target.BUFFER, lease_id=lease)

@@ -8,9 +8,8 @@ import os
 import pytest
 
 from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable, UnknownLease
-from kvstore.core.types import Area, Outcome, ReservationId, SessionId, Target, Tier
+from kvstore.core.types import Area, Outcome, ReservationId, Target, Tier
 from kvstore.store.config import StoreConfig
-from kvstore.store.embedded import EmbeddedCache
 
 HIT, MISS, PENDING, BUSY = Outcome.HIT, Outcome.MISS, Outcome.PENDING, Outcome.BUSY
 
@@ -115,7 +114,7 @@ def test_another_session_can_not_use_my_lease(world):
     keys = world.chain(1, 1)
     world.put(keys)
     lease = world.cache.grant_lease("mine", 1000)
-    other = EmbeddedCache(world.store, name="other", buffer_bytes=0)
+    other = world.store.open_session("other")
     for call in (
         lambda: other.fetch(world.namespace_id, keys, Target.IN_PLACE, lease_id=lease),
         lambda: other.hold(lease, world.namespace_id, keys),
@@ -130,7 +129,7 @@ def test_another_session_can_not_use_my_lease(world):
 def test_the_end_of_a_session_frees_all_that_it_owned(world):
     keys = world.chain(1, 3)
     world.put(keys)
-    other = EmbeddedCache(world.store, name="doomed", buffer_bytes=1 << 16)
+    other = world.store.open_session("doomed", buffer_bytes=1 << 16)
     lease = other.grant_lease("x", 60_000)
     other.fetch(world.namespace_id, keys, Target.IN_PLACE, lease_id=lease)
     other.hold(lease, world.namespace_id, keys)
@@ -157,32 +156,32 @@ def test_a_buffer_under_io_outlives_its_session_until_the_io_ends(make_world, di
     world.put(keys)
     world.run()
     world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=keys)
-    handle = world.store.open_session("doomed", buffer_bytes=1 << 16)
-    session = world.store._state.owners.sessions[handle.session_id]
-    buffer = session.buffer
-    lease = world.store.grant_lease(handle.session_id, "x", 60_000)
-    world.store.fetch(handle.session_id, world.namespace_id, keys, Target.BUFFER, lease_id=lease)
+    session = world.store.open_session("doomed", buffer_bytes=1 << 16)
+    owner = world.store._state.owners.sessions[session.session_id]
+    buffer = owner.buffer
+    lease = session.grant_lease("x", 60_000)
+    session.fetch(world.namespace_id, keys, Target.BUFFER, lease_id=lease)
     open_during_io = []
 
     def die_now():
-        world.store.close_session(handle.session_id)
-        open_during_io.append(session.buffer is buffer and buffer.used_bytes == 2 * 4096)
+        session.close()
+        open_during_io.append(owner.buffer is buffer and buffer.used_bytes == 2 * 4096)
 
     disk.before_read = die_now
     world.run()
     assert open_during_io == [True]
-    assert session.buffer is None
+    assert owner.buffer is None
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(handle.buffer_fd)
+        os.fstat(session.buffer_fd)
 
 
 def test_the_buffer_is_shared_and_of_fixed_size(world):
-    handle = world.store.open_session("shared", buffer_bytes=1 << 16)
-    with mmap.mmap(handle.buffer_fd, handle.buffer_bytes) as client:
+    session = world.store.open_session("shared", buffer_bytes=1 << 16)
+    with mmap.mmap(session.buffer_fd, session.buffer_bytes) as client:
         client[100:105] = b"hello"
-        assert world.store.memory(handle.session_id, Area.BUFFER)[100:105] == b"hello"
+        assert session.memory(Area.BUFFER)[100:105] == b"hello"
     with pytest.raises(PermissionError):
-        os.ftruncate(handle.buffer_fd, 1 << 12)
+        os.ftruncate(session.buffer_fd, 1 << 12)
 
 
 def test_memory_is_read_only_where_it_has_to_be(make_world):
@@ -193,7 +192,7 @@ def test_memory_is_read_only_where_it_has_to_be(make_world):
     with pytest.raises(Unavailable):
         world.cache.memory(Area.DEVICE)
     with pytest.raises(Unavailable):
-        EmbeddedCache(world.store, buffer_bytes=0).memory(Area.BUFFER)
+        world.store.open_session("bare").memory(Area.BUFFER)
 
 
 def test_bounds_of_sessions_and_leases(make_world):
@@ -227,8 +226,11 @@ def test_bad_sessions_and_releases(world):
     lease = world.cache.grant_lease("x", 1000)
     with pytest.raises(InvalidArgument, match="namespace_id"):
         world.cache.release(lease, None, world.chain(1, 1))
+    other = world.store.open_session("x")
+    other.close()
+    other.close()
     with pytest.raises(Unauthenticated):
-        world.store.abort(SessionId(77), [ReservationId(1)])
+        other.abort([ReservationId(1)])
 
 
 def test_operators_pin_by_name(world):

@@ -15,7 +15,7 @@ from kvstore.core.keys import chain_keys, parents_of
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Area, Codec, Outcome, Reason, Target, Tier
 from kvstore.store.config import StoreConfig, Watermarks
-from kvstore.store.embedded import EmbeddedCache, build_store
+from kvstore.store.embedded import build_store
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.tiers.coding import encode_block
@@ -39,7 +39,7 @@ class Mixed:
         self.store = build_store(
             config, host_bytes=host_bytes, device_bytes=device_bytes, disk=MemoryDisk(), clock=ManualClock()
         )
-        self.cache = EmbeddedCache(self.store, buffer_bytes=1 << 20)
+        self.cache = self.store.open_session("embedded", buffer_bytes=1 << 20)
         self.spec, self.layout = spec, BlockLayout.of(spec)
         self.id = self.cache.open_namespace(spec, policy=policy).namespace_id
         self.lease = self.cache.grant_lease("test", 600_000)

@@ -21,7 +21,6 @@ from kvstore.cache import CommitEntry
 from kvstore.core.keys import chain_keys
 from kvstore.core.types import ROOT_PARENT, Area, Durability, Outcome, Target, Tier, WritePolicy
 from kvstore.store.config import StoreConfig, Watermarks
-from kvstore.store.embedded import EmbeddedCache
 from kvstore.testing.faulty_disk import Crash, FaultyDisk
 from kvstore.testing.invariants import violations
 from kvstore.testing.world import World
@@ -41,7 +40,7 @@ DONE = Counter()
 
 chains = st.integers(0, CHAINS - 1)
 lengths = st.integers(1, DEPTH)
-rarely = st.integers(0, 3)
+rarely = st.integers(0, 2)
 """A rule that would wipe out too much does nothing but for 0."""
 targets = st.sampled_from([Target.IN_PLACE, Target.DEVICE, Target.HOST, Target.BUFFER])
 
@@ -68,7 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
         config = StoreConfig(device=MARKS, host=MARKS, extent_blocks_max=4)
         self.world = World(disk=disk, write=self.policy, config=config, buffer_bytes=24 * 4096, **self.sizes)
         self.store = self.world.store
-        self.sessions = [self.world.cache, EmbeddedCache(self.store, name="second", buffer_bytes=24 * 4096)]
+        self.sessions = [self.world.cache, self.store.open_session("second", buffer_bytes=24 * 4096)]
         self.open_reservations = {}
         self.open_leases = {}
         self.boot = getattr(self, "boot", 0) + 1
@@ -310,7 +309,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.sessions[1].close()
         self.open_reservations = {n: r for n, r in self.open_reservations.items() if r[0] == 0}
         self.open_leases = {n: x for n, x in self.open_leases.items() if x[0] == 0}
-        self.sessions[1] = EmbeddedCache(self.store, name="second", buffer_bytes=24 * 4096)
+        self.sessions[1] = self.store.open_session("second", buffer_bytes=24 * 4096)
 
     @rule(chance=rarely, mode=st.sampled_from(Crash), seed=st.integers(0, 1000))
     def crash_and_reopen(self, chance, mode, seed):
@@ -378,7 +377,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=50, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 TestStore = StoreMachine.TestCase
 TestStore.settings = QUICK

@@ -14,7 +14,7 @@ from kvstore.cache import CommitEntry
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted
 from kvstore.core.types import ROOT_PARENT, BlockKey, Durability, Outcome, Reason, Target, Tier
 from kvstore.store.config import StoreConfig
-from kvstore.store.embedded import EmbeddedCache, build_store
+from kvstore.store.embedded import build_store
 from kvstore.store.namespaces import NamespaceTable
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
@@ -210,7 +210,7 @@ def test_a_namespace_that_nothing_needs_is_forgotten_to_make_room(make_world):
     world = make_world(config=StoreConfig(namespaces_max=4))
     ids = []
     for number in range(200):
-        cache = EmbeddedCache(world.store, name=f"tenant {number}", buffer_bytes=1 << 16)
+        cache = world.store.open_session(f"tenant {number}", buffer_bytes=1 << 16)
         ids.append(cache.open_namespace(replace(SPEC, salt=b"%d" % number)).namespace_id)
         cache.close()
     known = {report.namespace_id for report in world.store.namespaces()}
@@ -222,7 +222,7 @@ def test_a_namespace_that_nothing_needs_is_forgotten_to_make_room(make_world):
 def test_a_namespace_with_a_block_or_an_open_session_stays(make_world):
     world = make_world(config=StoreConfig(namespaces_max=3), device_blocks=0)
     holder, keeper = (Tenant(world, replace(SPEC, salt=salt)) for salt in (b"block", b"session"))
-    cache = EmbeddedCache(world.store, name="short", buffer_bytes=1 << 16)
+    cache = world.store.open_session("short", buffer_bytes=1 << 16)
     holder.put(KEYS[0])
     with pytest.raises(ResourceExhausted, match="namespaces_max"):
         cache.open_namespace(replace(SPEC, salt=b"one more"))
@@ -234,7 +234,7 @@ def test_a_namespace_with_a_block_or_an_open_session_stays(make_world):
     with world.store._state.locked() as book:
         book.drop_everywhere(book.find((holder.namespace_id, KEYS[0])), Reason.REMOVED)
     for number in range(3):
-        other = EmbeddedCache(world.store, name="others", buffer_bytes=1 << 16)
+        other = world.store.open_session("others", buffer_bytes=1 << 16)
         other.open_namespace(replace(SPEC, salt=b"later %d" % number))
         other.close()
     assert holder.namespace_id not in {report.namespace_id for report in world.store.namespaces()}

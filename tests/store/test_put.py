@@ -10,7 +10,6 @@ from kvstore.core.keys import block_key, chain_keys, parents_of
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import ROOT_PARENT, Area, BlockKey, Outcome, Reason, ReservationId, Tier
 from kvstore.store.config import StoreConfig
-from kvstore.store.embedded import EmbeddedCache
 from kvstore.testing.world import ON_DEVICE, SPEC
 
 DEVICE, HOST, SSD = (tier.bit for tier in (Tier.DEVICE, Tier.HOST, Tier.SSD))
@@ -133,7 +132,7 @@ def test_a_double_commit_changes_nothing(world):
 
 
 def test_another_session_can_not_commit_or_abort_my_reservation(world):
-    other = EmbeddedCache(world.store, name="other", buffer_bytes=1 << 16)
+    other = world.store.open_session("other", buffer_bytes=1 << 16)
     (key,) = world.chain(1, 1)
     reserved = world.cache.reserve(world.namespace_id, Tier.HOST, keys=[key])
     with pytest.raises(UnknownReservation):

@@ -9,7 +9,6 @@ from kvstore.core.errors import InvalidArgument, UnknownReservation
 from kvstore.core.keys import parents_of
 from kvstore.core.types import Area, Outcome, Reason, Tier
 from kvstore.store.commit import Commit
-from kvstore.store.embedded import EmbeddedCache
 from kvstore.testing.invariants import violations
 
 
@@ -52,14 +51,14 @@ def test_a_block_that_is_refused_leaves_its_place_standing(world):
 
 
 def test_they_end_with_their_session(world, monkeypatch):
-    other = EmbeddedCache(world.store, name="other", buffer_bytes=1 << 16)
+    other = world.store.open_session("other", buffer_bytes=1 << 16)
     reserved = other.reserve(world.namespace_id, Tier.HOST, count=1, standing=True)
     (key,) = world.chain(1, 1)
     copy = Commit.copy
 
     def end_meanwhile(self):
         copy(self)
-        world.store.close_session(other.session_id)
+        other.close()
 
     monkeypatch.setattr(Commit, "copy", end_meanwhile)
     other.commit(world.namespace_id, [CommitEntry(reserved.reservation_ids[0], key, bytes(32))])

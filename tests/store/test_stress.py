@@ -13,7 +13,7 @@ from kvstore.core.errors import KVStoreError
 from kvstore.core.keys import chain_keys, parents_of
 from kvstore.core.types import Area, Outcome, Target, Tier, WritePolicy
 from kvstore.store.config import StoreConfig, Watermarks
-from kvstore.store.embedded import EmbeddedCache
+from kvstore.store.session import Session
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import STORED, World
@@ -44,8 +44,8 @@ class Client:
         except Exception:  # noqa: BLE001  a thread has nobody else to tell
             self.wrong.append(traceback.format_exc())
 
-    def session(self) -> EmbeddedCache:
-        return EmbeddedCache(self.world.store, name=f"client {self.seed}", buffer_bytes=64 * 4096)
+    def session(self) -> Session:
+        return self.world.store.open_session(f"client {self.seed}", buffer_bytes=64 * 4096)
 
     def keys(self):
         tokens = [self.chance.randrange(6)] * 16 + [self.chance.randrange(4)] * 32
@@ -148,9 +148,8 @@ def test_a_store_that_ends_while_clients_work(make_world):
     for thread in threads:
         thread.start()
     for client in clients:
-        world.store.close_session(client.world.cache.session_id)
-    for session in world.store.sessions():
-        world.store.close_session(session.session_id)
+        client.world.cache.close()
+    world.store._tenancy.close_all()
     stopped.set()
     for thread in threads:
         thread.join(60)

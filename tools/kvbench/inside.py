@@ -11,24 +11,25 @@ from kvstore.cache import CommitEntry
 from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import BlockKey, NamespaceId, Outcome, Tier
-from kvstore.store.embedded import EmbeddedCache, build_store
+from kvstore.store.embedded import build_store
+from kvstore.store.session import Session
 from kvstore.tiers.base import DiskTier
 from kvstore.tools.kvbench.workload import Chain
 
 
 @contextmanager
-def store_inside(host_bytes: int, disk: DiskTier | None = None) -> Iterator[EmbeddedCache]:
+def store_inside(host_bytes: int, disk: DiskTier | None = None) -> Iterator[Session]:
     """A store with one session that has a buffer of 32 MiB; the disk stays the caller's."""
     store = build_store(host_bytes=host_bytes, disk=disk)
     try:
-        cache = EmbeddedCache(store, name="kvbench", buffer_bytes=32 << 20)
+        cache = store.open_session("kvbench", buffer_bytes=32 << 20)
         yield cache
         cache.close()
     finally:
         store.close()
 
 
-def fill_inside(cache: EmbeddedCache, spec: NamespaceSpec, chain: Chain) -> NamespaceId:
+def fill_inside(cache: Session, spec: NamespaceSpec, chain: Chain) -> NamespaceId:
     """Commit a chain of blocks whose bytes nobody reads. Raises Unavailable if the store is too small."""
     namespace = cache.open_namespace(spec).namespace_id
     for begin in range(0, len(chain.keys), 256):
@@ -41,7 +42,7 @@ def fill_inside(cache: EmbeddedCache, spec: NamespaceSpec, chain: Chain) -> Name
     return namespace
 
 
-def putter(cache: EmbeddedCache, spec: NamespaceSpec, blocks: int) -> Callable[[], None]:
+def putter(cache: Session, spec: NamespaceSpec, blocks: int) -> Callable[[], None]:
     """Each call commits a chain of ``blocks``: copies, checksums and evictions beside whoever matches.
 
     The chains are made before: hashing keys is the clients' work, done in their processes and not in the store's.
@@ -59,7 +60,7 @@ def putter(cache: EmbeddedCache, spec: NamespaceSpec, blocks: int) -> Callable[[
     return put
 
 
-def matcher(cache: EmbeddedCache, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Callable[[], None]:
+def matcher(cache: Session, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Callable[[], None]:
     """One match of all keys, checked."""
 
     def match() -> None:

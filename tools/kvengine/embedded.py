@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvstore.cache import Cache
 from kvstore.core.errors import InvalidArgument
-from kvstore.store.embedded import EmbeddedCache, build_store
+from kvstore.store.embedded import build_store
 from kvstore.tiers.ssd import SsdConfig, SsdTier
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ def embedded_cache(device_mib: int, host_mib: int, ssd: Path | None, ssd_mib: in
     disk = SsdTier(str(ssd), SsdConfig(capacity_bytes=ssd_mib * MIB)) if ssd is not None else None
     store = build_store(host_bytes=host_mib * MIB, device_bytes=device_mib * MIB, disk=disk)
     try:
-        cache = EmbeddedCache(store, name="kvengine")
+        cache = store.open_session("kvengine", buffer_bytes=64 << 20)
         try:
             yield cache
             cache.flush()

@@ -1,0 +1,229 @@
+"""The session: the noun that meets ``kvstore.cache.Cache`` in the daemon and in process.
+
+Whoever holds one makes its calls with it and ends it with ``close``; leases, reservations, jobs and the private buffer
+are its own and end with it. Calls are synchronous and thread-safe. Only those marked *blocks* may wait for a copy
+or the disk; all others are bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kvstore.cache import Cache, CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
+from kvstore.core.errors import Unavailable
+from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
+from kvstore.core.types import (
+    Area,
+    BlockKey,
+    Durability,
+    JobId,
+    LeaseId,
+    NamespaceId,
+    Outcome,
+    ReservationId,
+    SessionId,
+    Target,
+    Tier,
+)  # fmt: skip
+from kvstore.store import validate
+from kvstore.store.get import Get
+from kvstore.store.maintenance import Maintenance
+from kvstore.store.opening import Opening
+from kvstore.store.owners import Owner
+from kvstore.store.put import Put
+from kvstore.store.removal import Removal
+from kvstore.store.report import FlushReport
+from kvstore.store.tenancy import Tenancy
+
+
+@dataclass(frozen=True, slots=True)
+class Verbs:
+    """The rooms that do a session's calls, the same for all sessions of a store."""
+
+    tenancy: Tenancy
+    opening: Opening
+    put: Put
+    get: Get
+    removal: Removal
+    maintenance: Maintenance
+
+
+class Session:
+    """One session of a store in this process; meets ``Cache``. Closing it ends the session, not the store.
+
+    Every call raises Unauthenticated once the session has ended, but for ``close``, which may be called again.
+    """
+
+    generation = 0
+    """See ``Cache.generation``: a session in process never connects again."""
+
+    def __init__(self, verbs: Verbs, owner: Owner) -> None:
+        self._verbs = verbs
+        self._owner = owner
+        self.buffer_bytes = owner.buffer.capacity_bytes if owner.buffer is not None else 0
+        """Size of the private buffer; 0 without one."""
+        self.buffer_fd: int = getattr(owner.buffer, "fd", -1)
+        """Descriptor of the private buffer, or -1. It belongs to the store and stays open until the session has ended
+        and no I/O lands in the buffer; whoever passes it on passes a duplicate."""
+
+    @property
+    def session_id(self) -> SessionId:
+        """The number that reports and events name it by; no right goes with it."""
+        return self._owner.session_id
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+        return self._owner.name
+
+    @property
+    def uid(self) -> int:
+        """The user that opened it, as far as is known."""
+        return self._owner.uid
+
+    @property
+    def pid(self) -> int:
+        """The process that opened it, as far as is known."""
+        return self._owner.pid
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is on behalf of a caller that shares no memory."""
+        return self._owner.remote
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was closed."""
+        return self._owner.ended
+
+    def open_namespace(
+        self, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None
+    ) -> OpenedNamespace:
+        """See ``Cache.open_namespace``. *Blocks* on the first opening if there is a disk."""
+        return self._verbs.opening.open(self._owner, spec, name, policy)
+
+    def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
+        """See ``Cache.match``."""
+        return self._verbs.get.match(self._owner, namespace_id, keys)
+
+    def reserve(
+        self,
+        namespace_id: NamespaceId,
+        tier: Tier,
+        *,
+        keys: Sequence[BlockKey] = (),
+        count: int = 0,
+        durability: Durability | None = None,
+        standing: bool = False,
+    ) -> ReserveResult:
+        """See ``Cache.reserve``."""
+        return self._verbs.put.reserve(self._owner, namespace_id, tier, keys, count, durability, standing=standing)
+
+    def commit(
+        self,
+        namespace_id: NamespaceId,
+        entries: Sequence[CommitEntry],
+        *,
+        token_ids: Sequence[int] = (),
+        durability: Durability | None = None,
+        lease_id: LeaseId | None = None,
+    ) -> CommitResult:
+        """See ``Cache.commit``. *Blocks*."""
+        return self._verbs.put.commit(self._owner, namespace_id, entries, token_ids, durability, lease_id)
+
+    def abort(self, reservation_ids: Sequence[ReservationId]) -> int:
+        """See ``Cache.abort``."""
+        return self._verbs.put.abort(self._owner, reservation_ids)
+
+    def fetch(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        target: Target,
+        *,
+        lease_id: LeaseId,
+        layers: tuple[int, int] | None = None,
+        wait_ms: int = 0,
+    ) -> FetchResult:
+        """See ``Cache.fetch``. *Blocks* for ``wait_ms`` at most."""
+        begun = self.begin_fetch(namespace_id, keys, target, lease_id=lease_id, layers=layers, wait_ms=wait_ms)
+        return begun if isinstance(begun, FetchResult) else begun()
+
+    def begin_fetch(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        target: Target,
+        *,
+        lease_id: LeaseId,
+        layers: tuple[int, int] | None = None,
+        wait_ms: int = 0,
+    ) -> FetchResult | Callable[[], FetchResult]:
+        """``fetch`` up to where it would wait: the result, or what waits for it and returns it. Call that once."""
+        validate.check_wait("wait_ms", wait_ms)
+        get = self._verbs.get
+        result, job = get.fetch(self._owner, namespace_id, keys, target, lease_id, layers)
+        if job is None:
+            return result
+        return partial(get.wait, job, wait_ms / 1000) if wait_ms else get.wait(job, 0)
+
+    def wait_job(self, job_id: JobId, timeout_ms: int) -> FetchResult:
+        """See ``Cache.wait_job``. *Blocks* for ``timeout_ms`` at most."""
+        return self._verbs.get.wait_job(self._owner, job_id, timeout_ms)
+
+    def prefetch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier) -> FetchResult:
+        """See ``Cache.prefetch``."""
+        return self._verbs.get.prefetch(self._owner, namespace_id, keys, tier)
+
+    def remove(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
+        """See ``Cache.remove``."""
+        return self._verbs.removal.remove(self._owner, namespace_id, keys)
+
+    def flush(self, timeout_ms: int = 30_000) -> int:
+        """See ``Cache.flush``. *Blocks*."""
+        return self.flush_report(timeout_ms).blocks
+
+    def flush_report(self, timeout_ms: int = 30_000) -> FlushReport:
+        """``flush``, saying blocks and bytes. *Blocks*."""
+        self._verbs.tenancy.require(self._owner)
+        report = self._verbs.maintenance.flush(timeout_ms)
+        if report.failure:
+            raise Unavailable(f"not all is durable: {report.failure}")
+        return report
+
+    def grant_lease(self, name: str, ttl_ms: int) -> LeaseId:
+        """See ``Cache.grant_lease``."""
+        return self._verbs.tenancy.grant(self._owner, name, ttl_ms)
+
+    def renew_lease(self, lease_id: LeaseId) -> int:
+        """See ``Cache.renew_lease``."""
+        return self._verbs.tenancy.renew(self._owner, lease_id)
+
+    def hold(self, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
+        """See ``Cache.hold``."""
+        return self._verbs.tenancy.hold(self._owner, lease_id, namespace_id, keys)
+
+    def release(self, lease_id: LeaseId, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = ()) -> int:
+        """See ``Cache.release``."""
+        return self._verbs.tenancy.release(self._owner, lease_id, namespace_id, keys)
+
+    def memory(self, area: Area) -> memoryview:
+        """See ``Cache.memory``."""
+        return self._verbs.tenancy.memory(self._owner, area)
+
+    def device_tensor(self) -> Any:
+        """See ``Cache.device_tensor``. In process DEVICE is shared memory, so there is none."""
+        self.memory(Area.DEVICE)
+
+    def close(self) -> None:
+        """See ``Cache.close``."""
+        self._verbs.tenancy.close_session(self._owner)
+
+
+if TYPE_CHECKING:
+
+    def _meets(session: Session) -> Cache:
+        return session
