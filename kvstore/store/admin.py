@@ -184,7 +184,7 @@ class Admin:
             pins=sum(book.pins.get(n, 0) for n in numbers),
             holds=book.holds.get(slot, 0),
             children=index.children[slot],
-            idle_seconds=book.idle_seconds(slot),
+            idle_seconds=book.uses.idle_seconds(slot, self._state.clock.now()),
             hits=index.hits[slot],
             places=places,
             codec=book.codec(slot),

@@ -10,22 +10,25 @@ block while someone outside the lock remembers it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from kvstore.core.clock import Clock
 from kvstore.core.types import BlockKey, BlockName, Codec, Reason, Tier
+from kvstore.store import eviction, lru
+from kvstore.store.eviction import Eviction
 from kvstore.store.history import Counters, EventLog, News, Tombstones
-from kvstore.store.index import HITS_MAX, NONE, PAGE, UNKNOWN, BlockIndex
+from kvstore.store.index import NONE, PAGE, UNKNOWN, BlockIndex
 from kvstore.store.lifecycle import Copy, CopyState, Event
-from kvstore.store.lru import LruList
 from kvstore.store.namespaces import Namespace, NamespaceTable, kind_of
+from kvstore.store.occupants import Occupants
+from kvstore.store.uses import Uses
 from kvstore.tiers.base import Arena, DiskHandle
 from kvstore.tiers.versions import NO_VERSIONS, Versions
 
 # Looked up by number on every fetch, where calling the enum would cost more than the rest of the step.
 _CODECS = tuple(Codec) * 2
 _DEVICE_CODECS = tuple(codec for codec in Codec for _ in Codec)
-
-_TIERS_OF = tuple(tuple(n for n in (1, 2, 3) if bits >> (n - 1) & 1) for bits in range(8))
-"""Numbers of the tiers in a residency set."""
 
 _CAUSES = {Reason.EVICTED: "evicted", Reason.REMOVED: "removed", Reason.QUARANTINED: "quarantined"}
 _DROP_COUNTERS = {(t, cause): f"{t.name.lower()}_{_CAUSES.get(cause, 'dropped')}" for t in Tier for cause in Reason}
@@ -35,10 +38,17 @@ class Book:
     """Copies of all blocks. See the module's head for words."""
 
     def __init__(
-        self, namespaces: NamespaceTable, arenas: dict[Tier, Arena], clock: Clock, limits: tuple[int, int]
+        self,
+        namespaces: NamespaceTable,
+        arenas: dict[Tier, Arena],
+        clock: Clock,
+        limits: tuple[int, int],
+        evictions: Mapping[Tier, str] = MappingProxyType({}),
     ) -> None:
         self.index = BlockIndex([*arenas, Tier.SSD])
-        self.lists = [LruList(self.index, Tier(max(number, 1))) for number in range(4)]
+        self.policies: list[Eviction] = [eviction.build(name, self.index, tier) for tier, name in _named(evictions)]
+        self.uses = Uses(self.index, [self.policies[tier] for tier in (*arenas, Tier.SSD)], clock.now())
+        self.occupants = {tier: Occupants(arena) for tier, arena in arenas.items()}
         self.namespaces = namespaces
         self.arenas = arenas
         self.versions: list[Versions] = [NO_VERSIONS] * 4
@@ -61,7 +71,6 @@ class Book:
         self.doomed: dict[int, list[Copy]] = {}
         self.dropped_handles: list[tuple[DiskHandle, BlockName]] = []
         self._clock = clock
-        self._start = clock.now()
 
     # -- what is where -------------------------------------------------------------------------------------------
 
@@ -146,28 +155,18 @@ class Book:
         if parent >= 0:
             index.kids[tier][parent] += 1
         self.account(namespace, tier, index.codec[slot], 1)
-        if copy_number(slot, tier) not in self.pins:
-            self.lists[tier].use(slot)
+        self.uses.hand_over()
+        if tier in self.occupants:
+            self.occupants[tier].put(index.place[tier][slot], copy.nbytes, slot)
+        self.policies[tier].inserted(slot)
+        if copy_number(slot, tier) in self.pins:
+            self.policies[tier].held(slot)
         self.reconsider(slot)
         self.news.stored(tier, namespace, index.key_of(slot), index.parent_key(slot))
 
     def use(self, slots: list[int]) -> None:
-        """Count a use of blocks given parents first; parents end up hotter than their children."""
-        index, pins = self.index, self.pins
-        last_use, hits, residency = index.last_use, index.hits, index.residency
-        uses = [lru.use for lru in self.lists]
-        tenths = int((self._clock.now() - self._start) * 10)
-        for slot in reversed(slots):
-            last_use[slot] = tenths
-            if hits[slot] < HITS_MAX:
-                hits[slot] += 1
-            for number in _TIERS_OF[residency[slot]]:
-                if 4 * slot + number not in pins:
-                    uses[number](slot)
-
-    def idle_seconds(self, slot: int) -> float:
-        """Seconds since the last use, to a tenth."""
-        return max(0.0, self._clock.now() - self._start - self.index.last_use[slot] / 10)
+        """Note a use of blocks given parents first; parents end up hotter than their children."""
+        self.uses.note(slots, self._clock.now())
 
     # -- blocks go -----------------------------------------------------------------------------------------------
 
@@ -178,7 +177,9 @@ class Book:
         copy = Copy(tier, self.nbytes(slot, tier), CopyState.READY, place if tier is Tier.SSD else place * PAGE)
         copy.advance(Event.DOOM if self._in_use(number) else Event.DROP)
         index.residency[slot] &= ~tier.bit & 0xFF
-        self.lists[tier].take(slot)
+        self.policies[tier].removed(slot)
+        if tier in self.occupants:
+            self.occupants[tier].clear(place, copy.nbytes)
         namespace = self.namespace(slot)
         self.account(namespace, tier, index.codec[slot], -1)
         self.counters.count(_DROP_COUNTERS[tier, cause])
@@ -190,7 +191,7 @@ class Book:
         if parent >= 0:
             index.kids[tier][parent] -= 1
             if index.kids[tier][parent] == 0:
-                self.lists[tier].return_cold(parent)
+                self.policies[tier].reconsider(parent)
         key = index.key_of(slot)
         self.news.removed(tier, namespace, key, cause)
         if not index.residency[slot]:
@@ -227,7 +228,7 @@ class Book:
         """``pin`` for many copy numbers."""
         pins, index, pinned = self.pins, self.index, self.pinned_bytes
         namespaces, codecs, entries = index.namespace, index.codec, self.namespaces.entries
-        takes = [lru.take for lru in self.lists]
+        takes = [policy.held for policy in self.policies]
         for number in numbers:
             if number in pins:
                 pins[number] += 1
@@ -245,7 +246,8 @@ class Book:
         """``unpin`` for many copy numbers, in their order."""
         pins, index, pinned, doomed = self.pins, self.index, self.pinned_bytes, self.doomed
         namespaces, codecs, entries = index.namespace, index.codec, self.namespaces.entries
-        uses = [lru.use for lru in self.lists]
+        uses = [policy.released for policy in self.policies]
+        self.uses.hand_over()
         for number in numbers:
             if pins[number] > 1:
                 pins[number] -= 1
@@ -289,7 +291,7 @@ class Book:
         """The reading has ended."""
         number = copy_number(slot, tier)
         if _decrement(self.io, number):
-            self.lists[tier].return_cold(slot)
+            self.policies[tier].reconsider(slot)
             self._drain(number)
         self.unref(slot)
 
@@ -317,9 +319,8 @@ class Book:
 
     def reconsider(self, slot: int) -> None:
         """A reason to set the block aside may have gone: bring its copies back to the cold ends."""
-        for lru in self.lists:
-            if slot in lru.aside:
-                lru.return_cold(slot)
+        for policy in self.policies:
+            policy.reconsider(slot)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -340,8 +341,15 @@ class Book:
         A slot without copies or children no longer counts as its parent's child, even while something remembers it.
         """
         index = self.index
-        while slot >= 0 and not (index.keys[slot] is None or index.residency[slot] or index.children[slot]):
+        while slot >= 0 and not (index.keys[slot] is None or index.residency[slot]):
             parent = index.parent[slot]
+            if index.children[slot]:
+                # A ghost with children. What is above it is of use to it only while that is a block.
+                if parent < 0 or index.residency[parent]:
+                    return
+                index.orphan(slot)
+                slot = parent
+                continue
             if not self._remembered(slot):
                 namespace = self.namespace(slot)
                 namespace.slots -= 1
@@ -384,3 +392,8 @@ def _decrement(counts: dict[int, int], key: int) -> bool:
         return False
     del counts[key]
     return True
+
+
+def _named(evictions: Mapping[Tier, str]) -> list[tuple[Tier, str]]:
+    """A tier and the name of its policy by the tier's number; entry 0 stands for nothing."""
+    return [(Tier(max(number, 1)), evictions.get(Tier(max(number, 1)), lru.NAME)) for number in range(len(Tier) + 1)]

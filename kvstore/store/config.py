@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvstore.core.errors import InvalidArgument
+from kvstore.core.types import Tier
 
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Fractions *used* of one tier: background reclaim starts above ``high`` and stops at ``low``."""
+    """How one tier is kept. Fractions *used*: background reclaim starts above ``high`` and stops at ``low``."""
 
     high: float = 0.95
     low: float = 0.90
+    eviction: str = "lru"
+    """Name of the policy that says which copy goes first (``eviction.py``)."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.low <= self.high <= 1.0:
@@ -57,6 +60,11 @@ class StoreConfig:
     """Longest that a clean end takes to write to SSD what is in memory only; 0 leaves it unwritten."""
     tick_ms: int = 50
     """Period of the housekeeper: expiry of leases and jobs, watermarks, the disk's health."""
+
+    @property
+    def evictions(self) -> dict[Tier, str]:
+        """Name of each tier's policy."""
+        return {Tier.DEVICE: self.device.eviction, Tier.HOST: self.host.eviction, Tier.SSD: self.ssd.eviction}
 
     def __post_init__(self) -> None:
         for name in ("loader_threads", "writer_threads"):

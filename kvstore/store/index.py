@@ -54,7 +54,7 @@ class BlockIndex:
         self.children = array("i")
         self.hits = array("H")
         self.last_use = array("I")
-        """Tenths of a second since the store's start."""
+        """Hundredths of a second since the store's start."""
         self.place = [array("I"), array("I"), array("I"), array("i")]
         """Page number in the arena; the handle on SSD. Lists by tier begin with an unused entry."""
         self.kids = _columns()

@@ -14,20 +14,29 @@ Guarded by the store's lock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from kvstore.core.types import Tier
+from kvstore.store.eviction import Choice, register
 from kvstore.store.index import NONE, UNLISTED, BlockIndex
+
+NAME: Final = "lru"
 
 
 class LruList:
-    """The droppable copies of one tier, cold to hot."""
+    """The droppable copies of one tier, cold to hot; meets ``eviction.Eviction``, leaves first."""
 
     def __init__(self, index: BlockIndex, tier: Tier) -> None:
         self.tier = tier
         self._colder = index.colder[tier]
         self._hotter = index.hotter[tier]
+        self._last_use = index.last_use
+        self._kids = index.kids[tier]
         self._cold = NONE
         self._hot = NONE
-        self.aside: set[int] = set()
+        self.aside: dict[int, None] = {}
+        """In the order of their setting aside: nearly always the coldest first."""
 
     @property
     def coldest(self) -> int:
@@ -61,7 +70,7 @@ class LruList:
         """Bring a slot that was set aside back to the cold end; nothing happens to any other."""
         if slot not in self.aside:
             return
-        self.aside.remove(slot)
+        del self.aside[slot]
         cold = self._cold
         self._hotter[slot] = cold
         self._colder[slot] = NONE
@@ -75,7 +84,7 @@ class LruList:
         """Take a slot off the list (or from aside); nothing happens if it is on neither."""
         hotter = self._hotter[slot]
         if hotter == UNLISTED:
-            self.aside.discard(slot)
+            self.aside.pop(slot, None)
             return
         colder = self._colder[slot]
         if colder == NONE:
@@ -92,9 +101,64 @@ class LruList:
     def set_aside(self, slot: int) -> None:
         """Take a listed slot off until ``return_cold`` or ``use``."""
         self.take(slot)
-        self.aside.add(slot)
+        self.aside[slot] = None
 
     def reconsider_all(self) -> None:
-        """Bring everything that was set aside back to the cold end, in no promised order among themselves."""
-        for slot in sorted(self.aside):
+        """Bring everything that was set aside back to the cold end, in the order in which it was set aside."""
+        for slot in reversed(list(self.aside)):
             self.return_cold(slot)
+
+    # -- eviction.Eviction ---------------------------------------------------------------------------------------
+
+    inserted = use
+    released = use
+    held = take
+    removed = take
+    reconsider = return_cold
+
+    def used(self, slots: Sequence[int]) -> None:
+        """Put those that are listed or aside to the hot end, the last one hottest."""
+        hotter, aside, use = self._hotter, self.aside, self.use
+        for slot in slots:
+            if hotter[slot] != UNLISTED or slot in aside:
+                use(slot)
+
+    def victims(self, choice: Choice) -> None:
+        """The coldest leaves, each followed by its parent where that has become one. Then, where a chain may break, the
+        oldest blocks whatever hangs under them, and last the leaves that are too young to go before those."""
+        young: list[int] = []
+        limit = self._middle_age() if choice.may_break else None
+        uncovered: list[int] = []
+        cursor = self._cold
+        while not choice.done:
+            if uncovered:
+                slot = uncovered.pop()
+            elif cursor != NONE:
+                slot, cursor = cursor, self._hotter[cursor]
+            else:
+                break
+            if limit is not None and self._last_use[slot] > limit and not self._kids[slot]:
+                young.append(slot)
+            elif not choice.take(slot):
+                if not choice.done and slot not in self.aside:
+                    self.set_aside(slot)
+            elif choice.uncovered in self.aside:
+                # It had been set aside for its children, and was colder than all that is listed: it is next.
+                uncovered.append(choice.uncovered)
+        if not choice.done:
+            choice.take_anyway(list(self.aside))
+        for slot in young:
+            if choice.done:
+                return
+            choice.take(slot)
+
+    def _middle_age(self) -> int:
+        """The last use half way between the coldest and the hottest copy's. A leaf after that is likely to be the end
+        of a chain that grows: its own root is older, and goes before it."""
+        coldest = next(iter(self.aside), self._cold)
+        if NONE in (coldest, self._hot):
+            return 0
+        return (self._last_use[coldest] + self._last_use[self._hot]) // 2
+
+
+register(NAME, LruList)

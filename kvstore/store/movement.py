@@ -14,10 +14,11 @@ from typing import Final
 
 from kvstore.core.types import BlockKey, Codec, Outcome, Reason, Tier
 from kvstore.store.book import copy_number
+from kvstore.store.choice import Verdict, Victim
 from kvstore.store.index import NONE
 from kvstore.store.lifecycle import Copy, CopyState
 from kvstore.store.namespaces import Namespace
-from kvstore.store.space import Space, Verdict, Victim
+from kvstore.store.space import Space
 from kvstore.store.state import State
 from kvstore.tiers.base import DeviceArena, DiskTier
 
@@ -257,8 +258,8 @@ class Movement:
             else:
                 self.state.readable &= ~Tier.SSD.bit
             if ready and not before:
-                for lru in book.lists[1:]:
-                    lru.reconsider_all()
+                for policy in book.policies[1:]:
+                    policy.reconsider_all()
         if ready != before:
             log.warning("the SSD tier is %s now", "ready" if ready else "degraded")
         return ready

@@ -116,7 +116,7 @@ class _Writer:
                 self._know_namespace(disk, namespace)
                 handles = disk.write(namespace.namespace_id, blocks, durable=self._durable)
             except TierFull:
-                if not self._make_room(disk, nbytes, attempt):
+                if not self._make_room(disk, run, attempt):
                     return Reason.NO_SPACE
                 continue
             except TierUnavailable as error:
@@ -143,16 +143,27 @@ class _Writer:
             with self._state.locked():
                 namespace.on_disk = True
 
-    def _make_room(self, disk: DiskTier, nbytes: int, attempt: int) -> bool:
+    def _make_room(self, disk: DiskTier, run: list[Fill], attempt: int) -> bool:
         """Drop the coldest blocks on SSD and take their space back; False if nothing can go.
 
-        At first what is missing by the ledger; more if that was not it (a floor of free space, dead bytes).
+        At first what is missing by the ledger; more if that was not it (a floor of free space, dead bytes). The block
+        before the run stays: what is written now is not hung under a block that went for it.
         """
+        nbytes = sum(fill.copy.nbytes for fill in run)
         missing = nbytes - (disk.capacity_bytes - disk.used_bytes)
         if attempt or missing <= 0:
             missing = nbytes << attempt
-        if not self._movement.make_room(Tier.SSD, missing, total=True):
-            return False
+        with self._state.locked() as book:
+            before = book.index.parent[run[0].slot]
+            if before >= 0:
+                book.hold(before)
+        try:
+            if not self._movement.make_room(Tier.SSD, missing, total=True):
+                return False
+        finally:
+            with self._state.locked() as book:
+                if before >= 0:
+                    book.unhold(before)
         try:
             disk.reclaim(nbytes)
         except TierUnavailable as error:

@@ -24,7 +24,7 @@ class Recency:
         self._state = state
         self._next = state.clock.now() + PERIOD_SECONDS
         self._since = 1
-        """In tenths, as ``last_use`` counts; 0 is the use of blocks that were not used."""
+        """In units of ``last_use``; 0 is the use of blocks that were not used."""
 
     def tick(self) -> None:
         """Tell if it is time."""

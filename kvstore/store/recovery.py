@@ -92,7 +92,7 @@ def register_blocks(state: State, blocks: list[RecoveredBlock], known: dict[Name
 
 def _register_group(book: Book, namespace: Namespace, blocks: Iterable[RecoveredBlock]) -> None:
     """Enter blocks of one namespace. Columns are local names here: this loop is most of a warm start's work."""
-    index, use = book.index, book.lists[Tier.SSD].use
+    index, use = book.index, book.policies[Tier.SSD].inserted
     slots, residency, place = index.slots(namespace.number), index.residency, index.place[Tier.SSD]
     kids, number, bit = index.kids[Tier.SSD], namespace.number, Tier.SSD.bit
     counts = [0, 0]

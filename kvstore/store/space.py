@@ -8,38 +8,28 @@ and the reclaimer is woken, so that the order stays LRU and the work stays O(vic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from typing import Final
 
 from kvstore.core.types import Busy, Reason, Tier, WritePolicy
 from kvstore.kernels.layout import align_up
 from kvstore.store.book import Book, copy_number
+from kvstore.store.choice import Holes, Verdict, Victim, Victims
 from kvstore.store.index import NONE, PAGE
 from kvstore.store.state import State
 
+ANCHORS: Final = 8
+"""Copies around which a run of neighbours is sought when one large block needs room among small ones."""
 
-class Verdict(Enum):
-    """What may become of a copy at the cold end."""
-
-    DROP = "drop"
-    DEMOTE = "demote"
-    KEEP = "keep"
-
-
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """A copy to be dropped; with ``demote`` after it was copied to a colder tier."""
-
-    slot: int
-    demote: bool
-    nbytes: int
+NEVER: Final = 1 << 32
 
 
 class Space:
     """Allocation in the arenas with reclaim on demand."""
 
     def __init__(self, state: State) -> None:
-        self._state = state
+        self.state = self._state = state
+        self.vanishing: dict[int, int] = {}
+        """Of the choice that is being made: by slot, how many of its children go and have no other copy."""
         self.wake: Callable[[Tier, int], None] = lambda tier, nbytes: None
         """Called (lock held, must not block) when room for ``nbytes`` needs demotion."""
 
@@ -68,7 +58,9 @@ class Space:
         if len(found) < len(sizes):
             # Holes of the right size nearly always, since blocks of one size replace each other; else one by one.
             left = sum(align_up(nbytes, PAGE) for nbytes in sizes[len(found) :])
-            self.drop(tier, self.gather(tier, left, demote=False, total=True) or [])
+            victims = self.gather(tier, left, demote=False, total=True) or []
+            if all(victim.nbytes >= max(sizes) for victim in victims):
+                self.drop(tier, victims)
         for nbytes in sizes[len(found) :]:
             offset = self.allocate(tier, nbytes)
             if offset is None:
@@ -85,47 +77,70 @@ class Space:
     def gather(
         self, tier: Tier, nbytes: int, *, demote: bool, total: bool = False, limit: int = 1 << 30
     ) -> list[Victim] | None:
-        """Coldest copies whose going makes a hole of ``nbytes`` (with ``total``: as many bytes in all), children first.
+        """Copies whose going makes a hole of ``nbytes`` (with ``total``: as many bytes in all), children first.
 
         No more than ``limit``, which are then an answer although they are not enough.
-        None if there are not enough, or if one has to be demoted first and ``demote`` is False. Only sets blocks
-        aside; drops nothing.
+        None if there are not enough, or if one has to be demoted first and ``demote`` is False. Drops nothing.
         """
-        book = self._state.book
-        lru, kids, parents = book.lists[tier], book.index.kids[tier], book.index.parent
-        chosen: list[Victim] = []
-        going: dict[int, int] = {}
-        freed = 0
-        orphaned: list[int] = []
-        cursor = lru.coldest
-        while True:
-            if orphaned:
-                slot = orphaned.pop()
-            elif cursor != NONE:
-                slot, cursor = cursor, lru.hotter_than(cursor)
-            else:
-                return None
-            kept = kids[slot] > going.get(slot, 0) and not self._may_go_alone(slot, tier)
-            verdict = Verdict.KEEP if kept else self.judge(slot, tier)
-            if verdict is Verdict.KEEP:
-                lru.set_aside(slot)
-                continue
-            if verdict is Verdict.DEMOTE and not demote:
-                return None
-            size = align_up(book.nbytes(slot, tier), PAGE)
-            chosen.append(Victim(slot, verdict is Verdict.DEMOTE, size))
-            freed += size
-            enough = freed >= nbytes and (total or self._makes_hole(tier, chosen, nbytes))
-            if enough or len(chosen) == limit:
-                return chosen
-            parent = parents[slot]
-            if parent >= 0:
-                going[parent] = going.get(parent, 0) + 1
-                # Its last child in the tier goes, and it had been set aside for that: it is next in line.
-                if parent in lru.aside and kids[parent] == going[parent]:
-                    orphaned.append(parent)
+        self._state.book.uses.hand_over()
+        policy = self._state.book.policies[tier]
+        if total or tier not in self._state.arenas:
+            choice = Victims(self, tier, nbytes, limit, demote=demote)
+            policy.victims(choice)
+            return choice.victims if choice.well else None
+        return self._gather_hole(tier, align_up(nbytes, PAGE), demote)
 
-    def _may_go_alone(self, slot: int, tier: Tier) -> bool:
+    def _gather_hole(self, tier: Tier, nbytes: int, demote: bool) -> list[Victim] | None:
+        """The coldest copy if its going is enough, as where blocks of one size replace each other. Else the cheapest of
+        a few runs of neighbours, each around one of the coldest. Else the coldest until a hole happens to come of it.
+        """
+        book, arena = self._state.book, self._state.arenas[tier]
+        policy = book.policies[tier]
+        first = Victims(self, tier, 1, 1, demote=demote)
+        policy.victims(first)
+        if not first.well:
+            return None
+        begin = book.index.offset(first.victims[0].slot, tier)
+        if sum(arena.holes_beside(begin, begin + first.freed)) + first.freed >= nbytes:
+            return first.victims
+        some = Victims(self, tier, nbytes, ANCHORS, demote=demote)
+        policy.victims(some)
+        best: list[Victim] = []
+        for anchor in some.victims:
+            victims, found = self._run_around(anchor.slot, tier, nbytes, demote)
+            if found >= nbytes and (not best or sum(v.nbytes for v in victims) < sum(v.nbytes for v in best)):
+                best = victims
+        if best:
+            return best
+        choice = Victims(self, tier, nbytes, 1 << 30, demote=demote, holes=Holes(arena))
+        policy.victims(choice)
+        return choice.victims if choice.well else None
+
+    def _run_around(self, anchor: int, tier: Tier, nbytes: int, demote: bool) -> tuple[list[Victim], int]:
+        """Neighbours in the arena that may all go, grown around one copy until they and the holes between them have
+        ``nbytes``, towards the colder side first. The victims, children first, and the bytes that the run has."""
+        book, arena = self._state.book, self._state.arenas[tier]
+        index, around = book.index, book.occupants[tier]
+        run = Victims(self, tier, nbytes, 1 << 30, demote=demote)
+        if not run.take(anchor):
+            return [], 0
+        begin = index.place[tier][anchor] * PAGE
+        end = begin + run.victims[0].nbytes
+        before, after = arena.holes_beside(begin, end)
+        begin, end = begin - before, end + after
+        while end - begin < nbytes:
+            sides = [around.ending_at(begin // PAGE), around.beginning_at(end // PAGE)]
+            sides.sort(key=lambda slot: index.last_use[slot] if slot >= 0 else NEVER)
+            slot = next((slot for slot in sides if slot >= 0 and run.take(slot)), NONE)
+            if slot == NONE:
+                return [], 0
+            at = index.place[tier][slot] * PAGE
+            begin, end = min(begin, at), max(end, at + run.victims[-1].nbytes)
+            before, after = arena.holes_beside(begin, end)
+            begin, end = begin - before, end + after
+        return run.victims, end - begin
+
+    def may_go_alone(self, slot: int, tier: Tier) -> bool:
         """Whether a copy with children in its tier may go: on DEVICE, where a colder one keeps the chain whole.
 
         Engines keep the recent blocks of a context on DEVICE that way while its older ones leave.
@@ -147,7 +162,10 @@ class Space:
         if others:
             # The other copy is on a tier that does not answer now; it will.
             return Verdict.DROP
-        if slot in book.holds or (book.index.children[slot] and (tier is Tier.SSD or state.disk_ready)):
+        if slot in book.holds:
+            return Verdict.KEEP
+        # Children that are chosen to go for good are none any more.
+        if book.index.children[slot] > self.vanishing.get(slot, 0) and (tier is Tier.SSD or state.disk_ready):
             return Verdict.KEEP
         return Verdict.DROP
 
@@ -156,13 +174,6 @@ class Space:
         for victim in victims:
             self._state.book.drop(victim.slot, tier, Reason.EVICTED)
         return sum(victim.nbytes for victim in victims)
-
-    def _makes_hole(self, tier: Tier, chosen: list[Victim], nbytes: int) -> bool:
-        if tier is Tier.SSD or chosen[-1].nbytes >= nbytes:
-            return True
-        index = self._state.book.index
-        ranges = [(index.offset(victim.slot, tier), victim.nbytes) for victim in chosen]
-        return self._state.arenas[tier].largest_hole_with(ranges) >= align_up(nbytes, PAGE)
 
 
 def wants_disk(book: Book, slot: int) -> bool:

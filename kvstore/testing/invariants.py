@@ -7,6 +7,7 @@ from collections import Counter
 from kvstore.core.types import Area, BlockKey, Tier
 from kvstore.store.book import Book, copy_number
 from kvstore.store.index import NONE
+from kvstore.store.lru import LruList
 from kvstore.store.state import State
 from kvstore.store.store import Store
 from kvstore.tiers.arena import PAGE
@@ -60,7 +61,10 @@ def _lists(book: Book) -> list[str]:
     """Every READY copy is listed, set aside or pinned, and in one of these only; nothing else is."""
     wrong = []
     for tier in Tier:
-        lru = book.lists[tier]
+        book.uses.hand_over()
+        lru = book.policies[tier]
+        if not isinstance(lru, LruList):
+            continue
         listed, slot, colder = set(), lru.coldest, NONE
         while slot != NONE:
             if book.index.colder[tier][slot] != colder:
@@ -73,7 +77,7 @@ def _lists(book: Book) -> list[str]:
                 wrong.append(f"{tier.name}: copy of {slot} is in {places} places")
             if not book.has(slot, tier) and (slot in listed or slot in lru.aside):
                 wrong.append(f"{tier.name}: {slot} is listed without a copy")
-        if (listed | lru.aside) - {slot for _, _, slot in _blocks(book)}:
+        if (listed | lru.aside.keys()) - {slot for _, _, slot in _blocks(book)}:
             wrong.append(f"{tier.name}: slots that are free are listed")
     return wrong
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from kvstore.kernels.layout import align_up
@@ -72,21 +72,11 @@ class RangeAllocator:
             self._used -= size
             self._loose.setdefault(size, []).append(offset)
 
-    def largest_hole_with(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Bytes of the largest hole that one of ``ranges`` (offset, bytes) would make or join if all were freed."""
-        starts = {offset: align_up(nbytes, PAGE) for offset, nbytes in ranges}
+    def holes_beside(self, begin: int, end: int) -> tuple[int, int]:
+        """Bytes of the hole that ends at ``begin``, and of the one that begins at ``end``; 0 where there is none."""
         with self._lock:
             self._join_loose()
-            best = 0
-            for offset, nbytes in sorted(starts.items()):
-                if offset not in starts:
-                    continue
-                begin = self._ends.get(offset, offset)
-                end = offset + nbytes
-                while (step := starts.pop(end, None) or self._starts.get(end)) is not None:
-                    end += step
-                best = max(best, end - begin)
-            return best
+            return begin - self._ends.get(begin, begin), self._starts.get(end, 0)
 
     def _cut(self, size: int) -> int | None:
         """Start of a range cut off the lowest of the smallest holes that fit."""

@@ -43,8 +43,8 @@ class Arena(Protocol):
     def free(self, offset: int, nbytes: int) -> None:
         """Give back a range exactly as it was allocated. ValueError if it was not."""
 
-    def largest_hole_with(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Bytes of the largest hole that these ranges (offset, bytes) would make or join if they were freed."""
+    def holes_beside(self, begin: int, end: int) -> tuple[int, int]:
+        """Bytes of the hole that ends at offset ``begin``, and of the one that begins at ``end``; 0 for none. O(1)."""
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """The range as writable bytes of this process. The caller lets the view go before it frees the range."""

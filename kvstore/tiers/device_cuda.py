@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -126,9 +126,9 @@ class CudaDeviceArena:
         """See ``base.Arena.free``."""
         self._ranges.free(offset, nbytes)
 
-    def largest_hole_with(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """See ``base.Arena.largest_hole_with``."""
-        return self._ranges.largest_hole_with(ranges)
+    def holes_beside(self, begin: int, end: int) -> tuple[int, int]:
+        """See ``base.Arena.holes_beside``."""
+        return self._ranges.holes_beside(begin, end)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """A GPU's memory has no bytes for the CPU: raises Unavailable."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from kvstore.core.errors import InvalidArgument
@@ -79,9 +79,9 @@ class MemfdArena:
         """See ``base.Arena.free``."""
         self._ranges.free(offset, nbytes, self._versions.bump)
 
-    def largest_hole_with(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """See ``base.Arena.largest_hole_with``."""
-        return self._ranges.largest_hole_with(ranges)
+    def holes_beside(self, begin: int, end: int) -> tuple[int, int]:
+        """See ``base.Arena.holes_beside``."""
+        return self._ranges.holes_beside(begin, end)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """See ``base.Arena.view``. ValueError outside the arena."""

@@ -18,7 +18,7 @@ FULL = StoreConfig(ssd=Watermarks(1.0, 1.0), host=Watermarks(1.0, 1.0), device=W
 def coldest_first(world):
     """Keys on SSD's list from the cold end."""
     with world.store._state.locked() as book:
-        lru, keys = book.lists[Tier.SSD], []
+        lru, keys = book.policies[Tier.SSD], []
         slot = lru.coldest
         while slot >= 0:
             keys.append(book.index.key_of(slot))
