@@ -3,10 +3,12 @@
 ::
 
     TAIL     a reservation on DEVICE: being filled, seen by nobody else
+    STAGED   the same in the engine's own pool, where the cache has no DEVICE: copied into HOST when it is full
     SEALED   committed and pinned: on DEVICE, or in HOST in place (raw or int8); shared by the engine's sequences
     PRIVATE  in the engine's own pool: never shared
 
-A TAIL block becomes SEALED when it is full (its address may change then: the key may have been resident already).
+A TAIL or STAGED block becomes SEALED when it is full (its address may change then: the key may have been resident
+already). What is STAGED becomes PRIVATE where the cache does not take it.
 A SEALED block changes its address when it is moved from DEVICE to HOST. The addresses of a table are therefore read
 anew for every step.
 """
@@ -24,6 +26,7 @@ class BlockState(Enum):
     """Who owns a block's bytes."""
 
     TAIL = "tail"
+    STAGED = "staged"
     SEALED = "sealed"
     PRIVATE = "private"
 
@@ -52,6 +55,11 @@ class Block:
         """Address of the slice of layer 0."""
         return self.region.address + self.offset
 
+    @property
+    def pooled(self) -> bool:
+        """Whether it lies in the engine's own pool."""
+        return self.area is Area.NONE
+
 
 @dataclass(slots=True)
 class BlockTable:
@@ -65,3 +73,9 @@ class BlockTable:
     keys: list[BlockKey] = field(default_factory=list)
     sealed: int = 0
     private: bool = False
+
+    def make_private(self) -> None:
+        """Keep what is not sealed, and whatever follows, in the engine's own memory; all of it must lie there."""
+        for block in self.blocks[self.sealed :]:
+            block.state = BlockState.PRIVATE
+        self.private = True

@@ -62,6 +62,7 @@ class CacheLink:
         self.moved = LeaseId(0)
         self.up = False
         self.losses = 0
+        self._tells = True
 
     @property
     def cache(self) -> Cache:
@@ -81,7 +82,7 @@ class CacheLink:
             opened = self._cache.open_namespace(self._spec, policy=self._config.policy_asked)
             self._generation = self._generation_now()
             self._regions = map_areas(self._cache, self._spec.layers)
-            self._check_device(self._regions[Area.DEVICE].device)
+            self._check_device(self._regions[Area.DEVICE].device if self.reaches(Area.DEVICE) else CPU)
             self._renewed_at = self._clock.now()
             self.pins = self._cache.grant_lease(f"{self._config.name}:pins", self._config.lease_ttl_ms)
             self.moved = self._cache.grant_lease(f"{self._config.name}:moved", self._config.lease_ttl_ms)
@@ -92,7 +93,7 @@ class CacheLink:
             self._put_off(error)
             return False
         self.namespace = opened.namespace_id
-        self.up, self._pause = True, self._config.retry_s[0]
+        self.up, self._tells, self._pause = True, True, self._config.retry_s[0]
         return True
 
     def call(self, method: Callable[[Cache], _Answer]) -> _Answer:
@@ -159,7 +160,7 @@ class CacheLink:
         """Take the link down: addresses and leases of this session are worthless from here on."""
         if self.up:
             LOG.warning("the cache was lost (%s); going on by recompute", error)
-            self.losses += 1
+            self.losses, self._tells = self.losses + 1, False
         self._put_off(error)
 
     def close(self) -> None:
@@ -183,7 +184,10 @@ class CacheLink:
             raise Unavailable("the client connected again: blocks of the session before are gone")
 
     def _put_off(self, error: Exception) -> None:
-        self.up = False
+        if self._tells:
+            # Once until it is there again: an engine that goes on without its cache is right, but slow.
+            LOG.warning("the cache can not be used, so everything is computed: %s", error)
+        self.up = self._tells = False
         self._regions = {}
         self._retry_at = self._clock.now() + self._pause
         LOG.info("the cache is away (%s); next try in %.1f s", error, self._pause)

@@ -25,6 +25,7 @@ from kvstore.engine.link import CacheLink
 from kvstore.engine.memory import PrivatePool
 from kvstore.engine.sealing import Sealing, first_within
 from kvstore.engine.sequence import Sequence
+from kvstore.engine.staging import Staging
 
 MOVE_BLOCKS_MIN = 4
 """Blocks moved at least when DEVICE is short: a call costs more than the bookkeeping of a few blocks."""
@@ -53,7 +54,9 @@ class BlockManager:
         self._counters = counters
         self._registry: dict[BlockKey, Block] = {}
         self._recent_tokens = config.recent_raw_tokens
-        self._open_tokens = config.open_tokens
+        self._open_tokens_asked = config.open_tokens
+        self._encodes = spec.codec != "raw"
+        self._staging = Staging(link, self._layout)
         self._sequences: set[Sequence] = set()
         self._stuck = False
         self.jobs = Jobs(link)
@@ -93,10 +96,13 @@ class BlockManager:
     def grow(self, sequence: Sequence, tokens: int) -> int:
         """Claim places on DEVICE for the next ``tokens`` tokens; returns for how many there are places now.
 
-        Moves the engine's own blocks to HOST where DEVICE is short.
+        Moves the engine's own blocks to HOST where DEVICE is short. Where the cache has no DEVICE the places are the
+        pool's, and full blocks go to HOST.
         """
         missing = self._missing(sequence, tokens)
-        if missing > 0 and self._link.up and not sequence.table.private:
+        if missing > 0 and self._link.up and not self._link.reaches(Area.DEVICE):
+            self._take(sequence, missing, BlockState.STAGED)
+        elif missing > 0 and self._link.up and not sequence.table.private:
             short = missing - self._reserve(sequence, missing)
             if short > 0 and self.make_room(short).moved:
                 self._reserve(sequence, short)
@@ -104,14 +110,19 @@ class BlockManager:
 
     def grow_private(self, sequence: Sequence, tokens: int) -> int:
         """Like ``grow``, from the engine's own pool: for when the cache has no place and nobody can give one up."""
-        for _ in range(self._missing(sequence, tokens)):
+        taken = self._take(sequence, self._missing(sequence, tokens), BlockState.PRIVATE)
+        sequence.table.private = sequence.table.private or taken > 0
+        self._counters.blocks_private += taken
+        return self._room(sequence, tokens)
+
+    def _take(self, sequence: Sequence, count: int, state: BlockState) -> int:
+        """Append up to ``count`` blocks of the pool; returns how many there were."""
+        for taken in range(count):
             offset = self._pool.take()
             if offset is None:
-                break
-            sequence.table.private = True
-            sequence.table.blocks.append(Block(BlockState.PRIVATE, self._pool.region, offset, Area.NONE))
-            self._counters.blocks_private += 1
-        return self._room(sequence, tokens)
+                return taken
+            sequence.table.blocks.append(Block(state, self._pool.region, offset, Area.NONE))
+        return max(count, 0)
 
     def make_room(self, count: int) -> Room:
         """Move at least ``count`` of the engine's blocks from DEVICE to HOST, children before their parents.
@@ -155,7 +166,8 @@ class BlockManager:
 
     def _seal(self, sequences: Iterable[Sequence], open_tokens: int) -> None:
         if self._link.up:
-            self._drop(Sealing(self._link, self._registry, self._counters, self._tokens).run(sequences, open_tokens))
+            sealing = Sealing(self._link, self._registry, self._counters, self._tokens, self._staging)
+            self._drop(sealing.run(sequences, open_tokens))
 
     def release(self, sequence: Sequence) -> None:
         """Give up all that the sequence holds. Its full blocks stay in the cache."""
@@ -176,10 +188,11 @@ class BlockManager:
         self._stuck = False
         for sequence in sequences:
             blocks = sequence.table.blocks
-            if blocks and all(block.state is BlockState.PRIVATE for block in blocks):
+            if blocks and all(block.pooled for block in blocks):
+                sequence.table.make_private()
                 continue
             for block in blocks:
-                if block.state is BlockState.PRIVATE:
+                if block.pooled:
                     self._pool.give_back(block.offset)
             sequence.restart()
 
@@ -191,7 +204,7 @@ class BlockManager:
             block.users -= 1
             if block.users or block.moving:
                 continue
-            if block.state is BlockState.PRIVATE:
+            if block.pooled:
                 self._pool.give_back(block.offset)
             elif block.reservation is not None:
                 tails.append(block.reservation)
@@ -299,6 +312,13 @@ class BlockManager:
                 sequence.table.blocks.append(block)
                 got += 1
         return got
+
+    @property
+    def _open_tokens(self) -> int:
+        """Last tokens of a sequence whose full blocks are not sealed yet, since that would encode them."""
+        if self._encodes and self._link.up and not self._link.reaches(Area.DEVICE):
+            return self._recent_tokens
+        return self._open_tokens_asked
 
     def _recent(self) -> set[Block]:
         """Blocks within the recent window of any sequence."""

@@ -3,8 +3,9 @@
 DEVICE is memory of this host, or of a GPU (**not run on hardware yet**): then the engine computes there, and reads HOST
 in place through the GPU's own address of it.
 
-The pool is anonymous memory of the shape of the DEVICE area, on the same device. It is used only while the cache gives
-no place (it is gone, drains, or is full of what others hold), and what lies in it is never shared.
+The pool is anonymous memory of the shape of the DEVICE area, on the same device. It is used while the cache gives no
+place (it is gone, drains, or is full of what others hold), and what lies in it then is never shared; where the cache
+has no DEVICE, new blocks are filled there and copied to the session's buffer when they are full.
 """
 
 from __future__ import annotations
@@ -54,15 +55,28 @@ class Region:
         flat = self._data if isinstance(self._data, torch.Tensor) else torch.from_numpy(self._data)
         return flat.view(_DTYPES[dtype])
 
+    def slices(self, offset: int, nbytes: int, stride: int) -> torch.Tensor:
+        """The slices of the block at ``offset``, uint8 [layers, nbytes], in place; writable memory only."""
+        flat = self._data if isinstance(self._data, torch.Tensor) else torch.from_numpy(self._data)
+        return flat.as_strided((self.layers, nbytes), (stride, 1), offset)
+
 
 def map_areas(cache: Cache, layers: int) -> dict[Area, Region]:
     """DEVICE and HOST of the cache; without HOST if DEVICE is on a GPU that can not read this host's memory.
 
-    Raises Unavailable if an area can not be mapped.
+    HOST and the session's buffer where there is no DEVICE. Raises Unavailable if HOST can not be mapped, or neither
+    DEVICE nor a buffer.
     """
-    tensor = cache.device_tensor()
-    if tensor is None:
-        return {area: Region(cache.memory(area), layers) for area in (Area.DEVICE, Area.HOST)}
+    try:
+        tensor = cache.device_tensor()
+        device = cache.memory(Area.DEVICE) if tensor is None else None
+    except Unavailable as error:
+        if error.field != "area":
+            raise
+        LOG.info("no DEVICE (%s): new blocks go to HOST through the session's buffer", error)
+        return _without_device(cache, layers)
+    if device is not None:
+        return {Area.DEVICE: Region(device, layers), Area.HOST: Region(cache.memory(Area.HOST), layers)}
     regions = {Area.DEVICE: Region(tensor, layers)}
     memory = cache.memory(Area.HOST)
     try:
@@ -74,6 +88,13 @@ def map_areas(cache: Cache, layers: int) -> dict[Area, Region]:
     else:
         regions[Area.HOST] = Region(memory, layers, pinned)
     return regions
+
+
+def _without_device(cache: Cache, layers: int) -> dict[Area, Region]:
+    try:
+        return {area: Region(cache.memory(area), layers) for area in (Area.HOST, Area.BUFFER)}
+    except Unavailable as error:
+        raise Unavailable(f"{error}; without DEVICE an engine needs a session with a buffer (buffer_bytes)") from error
 
 
 class PrivatePool:

@@ -4,20 +4,22 @@ The content decides who owns the bytes. If another request of the engine holds t
 block and gives its own place back; if the cache had it, the commit answers where, and the sequence goes on there.
 If the cache refuses (it drains, the block was dropped), the place is gone with its bytes: the sequence goes back to the
 start of that block, computes it again, and keeps it and what follows in private memory, where no refusal can reach it.
+A block that was filled in the engine's own pool, where the cache has no DEVICE, stays there when it is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstore.cache import CommitEntry
 from kvstore.core.keys import block_key
-from kvstore.core.types import ROOT_PARENT, BlockKey, Outcome, Place
+from kvstore.core.types import ROOT_PARENT, Area, BlockKey, Outcome, Place, ReservationId
 from kvstore.engine.blocks import Block, BlockState
 from kvstore.engine.counters import Counters
 from kvstore.engine.link import CacheLink
 from kvstore.engine.sequence import Sequence
+from kvstore.engine.staging import Staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,11 @@ def first_within(computed: int, window: int, block_tokens: int) -> int:
 class Sealing:
     """Commits full blocks; ``registry`` is the manager's, by key."""
 
-    def __init__(self, link: CacheLink, registry: dict[BlockKey, Block], counters: Counters, block_tokens: int) -> None:
+    def __init__(
+        self, link: CacheLink, registry: dict[BlockKey, Block], counters: Counters, block_tokens: int, staging: Staging
+    ) -> None:
         self._link = link
+        self._staging = staging
         self._registry = registry
         self._counters = counters
         self._tokens = block_tokens
@@ -70,7 +75,23 @@ class Sealing:
                 else:
                     claimed.add(candidate.entry.key)
                     new.append(candidate)
+        new = self._staged(new)
         return spare + self._commit(new) if new else spare
+
+    def _staged(self, new: list[_Candidate]) -> list[_Candidate]:
+        """The candidates with reservations for those of the pool: fewer where the buffer is full.
+
+        Where not even the first one fits, which no retry mends, its sequence keeps it and goes on in private memory.
+        """
+        if not new or new[0].block.state is not BlockState.STAGED:
+            return new
+        reservations = self._staging.stage([candidate.block for candidate in new])
+        if not reservations:
+            new[0].sequence.table.make_private()
+        return [
+            replace(candidate, entry=replace(candidate.entry, reservation_id=reservation))
+            for candidate, reservation in zip(new, reservations, strict=False)
+        ]
 
     def _full_blocks(self, sequence: Sequence, open_tokens: int) -> list[_Candidate]:
         """The sequence's blocks to seal, parents first. Their keys are put into the table."""
@@ -79,13 +100,13 @@ class Sealing:
         end = min(sequence.computed // size, first_within(sequence.computed, open_tokens, size))
         for index in range(table.sealed, end):
             block = table.blocks[index]
-            if block.reservation is None:
+            if block.reservation is None and block.state is not BlockState.STAGED:
                 break
             parent = table.keys[index - 1] if index else ROOT_PARENT
             if index == len(table.keys):
                 tokens = sequence.tokens[index * size : (index + 1) * size]
                 table.keys.append(block_key(self._link.namespace, parent, tokens))
-            entry = CommitEntry(block.reservation, table.keys[index], parent)
+            entry = CommitEntry(block.reservation or ReservationId(0), table.keys[index], parent)
             found.append(_Candidate(sequence, index, block, entry))
         return found
 
@@ -112,12 +133,18 @@ class Sealing:
             pinned = outcome is Outcome.HIT and place is not None
             readable = pinned and place is not None and self._link.reaches(place.area)
             if readable and place is not None and candidate.index == candidate.sequence.table.sealed:
+                if candidate.block.pooled:
+                    # A block of its own for the place in the pool, to be dropped.
+                    spare.append(Block(BlockState.STAGED, candidate.block.region, candidate.block.offset, Area.NONE))
                 self._seal(candidate, place, existed=existed)
+                continue
+            if pinned:
+                surplus.append(candidate.entry.key)
+            if candidate.block.pooled:
+                candidate.sequence.table.make_private()
                 continue
             # The reservation is gone with the bytes; a block after a refused one is of no use to its sequence.
             candidate.block.reservation = None
-            if pinned:
-                surplus.append(candidate.entry.key)
             spare += self._back_to(candidate)
         self._link.release(self._link.pins, surplus)
         return spare

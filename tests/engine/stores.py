@@ -23,7 +23,7 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Sizes:
-    """Capacity of each tier in whole blocks; ``ssd`` 0 means no SSD tier."""
+    """Capacity of each tier in whole blocks; ``device`` and ``ssd`` 0 mean no such tier."""
 
     device: int
     host: int
@@ -37,8 +37,8 @@ def open_store(
     """A started store; what is on SSD in ``folder`` is kept for the next one."""
     layout = BlockLayout.of(spec)
     host = HostArena(sizes.host * layout.raw_stored_bytes)
-    device = MemfdDeviceArena(sizes.device * layout.device_bytes)
-    for arena in (host, device):
+    device = MemfdDeviceArena(sizes.device * layout.device_bytes) if sizes.device else None
+    for arena in (host, device) if device is not None else (host,):
         np.frombuffer(arena.view(0, arena.capacity_bytes), np.uint8)[:] = 0xFF
     disk = None
     if sizes.ssd and folder is not None:
@@ -53,9 +53,9 @@ def open_store(
 
 
 @contextmanager
-def open_cache(store: Store) -> Iterator[Session]:
+def open_cache(store: Store, buffer_bytes: int = 64 << 20) -> Iterator[Session]:
     """A session with the store."""
-    cache = store.open_session("test", buffer_bytes=64 << 20)
+    cache = store.open_session("test", buffer_bytes=buffer_bytes)
     try:
         yield cache
     finally:

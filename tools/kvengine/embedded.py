@@ -17,9 +17,9 @@ MIB = 1 << 20
 @contextmanager
 def embedded_cache(device_mib: int, host_mib: int, ssd: Path | None, ssd_mib: int) -> Iterator[Cache]:
     """Open a store of these sizes and one session with it; both are closed at the end, the SSD tier flushed."""
-    for name, value in (("--device-mib", device_mib), ("--host-mib", host_mib), ("--ssd-mib", ssd_mib)):
-        if value < 1:
-            raise InvalidArgument(name, value, "at least 1")
+    for name, value, least in (("--device-mib", device_mib, 0), ("--host-mib", host_mib, 1), ("--ssd-mib", ssd_mib, 1)):
+        if value < least:
+            raise InvalidArgument(name, value, f"at least {least}")
     disk = SsdTier(str(ssd), SsdConfig(capacity_bytes=ssd_mib * MIB)) if ssd is not None else None
     store = build_store(host_bytes=host_mib * MIB, device_bytes=device_mib * MIB, disk=disk)
     try:

@@ -103,7 +103,9 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
 
 def _add_cache(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--socket", help="the session socket of a daemon; without it the store is embedded")
-    group.add_argument("--device-mib", type=int, default=256, help="embedded: DEVICE tier (default %(default)s)")
+    group.add_argument(
+        "--device-mib", type=int, default=256, help="embedded: DEVICE tier, 0 for none (default %(default)s)"
+    )
     group.add_argument("--host-mib", type=int, default=1024, help="embedded: HOST tier (default %(default)s)")
     group.add_argument("--ssd", type=Path, help="embedded: folder of the SSD tier, kept for the next run")
     group.add_argument("--ssd-mib", type=int, default=4096, help="embedded: cap of the SSD tier (default %(default)s)")
