@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -121,11 +122,13 @@ def _build_device(config: Config, choose: Chooser) -> tuple[MemfdDeviceArena | C
 
 def build_store(config: Config, tiers: Tiers, clock: Clock, on_job_done: JobDone) -> Store:
     """The store over the tiers; not started."""
-    marks = Watermarks(config.high_watermark, config.low_watermark)
+    high, low = config.high_watermark, config.low_watermark
     settings = StoreConfig(
-        device=marks,
-        host=marks,
-        ssd=marks,
+        device=Watermarks(high, low, config.device_eviction),
+        host=Watermarks(high, low, config.host_eviction),
+        ssd=Watermarks(high, low, config.ssd_eviction),
+        # Microseconds: no run tells so many events that the next one's numbers are not above.
+        events_epoch=time.time_ns() // 1000,
         loader_threads=config.loader_threads,
         writer_threads=config.writer_threads,
         sessions_max=config.sessions_max,

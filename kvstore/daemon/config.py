@@ -117,6 +117,9 @@ class Config(BaseModel):
     )
     high_watermark: float = Field(0.95, gt=0, le=1, description="Share of a tier in use above which it is reclaimed.")
     low_watermark: float = Field(0.90, gt=0, le=1, description="Share of a tier in use at which reclaiming stops.")
+    device_eviction: str = Field("lru", description="Name of the policy that says which block leaves DEVICE first.")
+    host_eviction: str = Field("lru", description="The same for HOST.")
+    ssd_eviction: str = Field("lru", description="The same for SSD.")
     buffer_max: Size = Field(4 << 30, description="Largest private buffer that one session may ask for.")
     buffers_max: Size = Field(
         0,

@@ -142,6 +142,7 @@ class Streams:
         """Events/Subscribe. Without admin rights: of the namespaces that the session has opened, and no others."""
         store, _ = ctx.store, ctx.session
         namespace = convert.namespace_of(request.namespace_id) if request.namespace_id else None
+        wanted = None if namespace is None else (namespace,)
         sequence = request.after_sequence or store.last_event
         if sequence > store.last_event:
             raise InvalidArgument("after_sequence", sequence, f"at most {store.last_event}, the newest event")
@@ -152,14 +153,17 @@ class Streams:
         try:
             while not self._stopping.is_set():
                 news.clear()
-                events = store.events_after(sequence, namespace_id=namespace, limit=EVENTS_STEP)
+                # What is not for this subscriber is passed over once, and not read again at each event.
+                events, sequence = store.read_events(sequence, wanted, EVENTS_STEP)
                 for event in events:
-                    sequence = event.sequence
                     yield _event_message(event)
-                if not events:
-                    waiting = loop.create_task(news.wait())
-                    await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                    waiting.cancel()
+                if sequence < store.last_event:
+                    # Others get their turn of the loop between two steps.
+                    await asyncio.sleep(0)
+                    continue
+                waiting = loop.create_task(news.wait())
+                await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
         finally:
             stopped.cancel()
             unsubscribe()

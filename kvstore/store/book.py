@@ -42,7 +42,7 @@ class Book:
         namespaces: NamespaceTable,
         arenas: dict[Tier, Arena],
         clock: Clock,
-        limits: tuple[int, int],
+        limits: tuple[int, int, int],
         evictions: Mapping[Tier, str] = MappingProxyType({}),
     ) -> None:
         self.index = BlockIndex([*arenas, Tier.SSD])
@@ -55,7 +55,7 @@ class Book:
         """Of the pages of each tier's arena, by tier."""
         for tier, arena in arenas.items():
             self.versions[tier] = arena.versions
-        self.events = EventLog(limits[0])
+        self.events = EventLog(limits[0], limits[2])
         self.news = News(self.events)
         self.tombstones = Tombstones(limits[1])
         self.counters = Counters()

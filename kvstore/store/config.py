@@ -53,6 +53,8 @@ class StoreConfig:
     """Dropped keys whose cause and time are remembered for ``why``."""
     events_max: int = 65_536
     """Blocks that the events kept for subscribers speak of."""
+    events_epoch: int = 0
+    """Below the first event's number; a daemon gives each start a higher one than any number before."""
     buffer_bytes_max: int = 4 << 30
     buffers_bytes_max: int = 1 << 40
     """Bytes of all sessions' buffers together; the daemon takes it from the memory that there is."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import groupby
 
 from kvstore.core.types import ROOT_PARENT, BlockKey, BlockName, NamespaceId, Reason, Tier
 from kvstore.store.namespaces import Namespace
@@ -60,35 +60,51 @@ class Tombstones:
 
 
 class EventLog:
-    """A ring of events, numbered from 1: the newest, and as many before as speak of ``blocks_max`` blocks in all."""
+    """A ring of numbered events: the newest, and as many before as speak of ``blocks_max`` blocks in all.
 
-    def __init__(self, blocks_max: int) -> None:
-        self._ring: deque[BlockEvent] = deque()
+    Numbers go up by one from ``epoch`` + 1. A daemon gives each start an epoch above all numbers before, so that a
+    number of an earlier run is one of events that are no longer kept.
+    """
+
+    def __init__(self, blocks_max: int, epoch: int = 0) -> None:
+        self._ring: list[BlockEvent] = []
+        self._gone = 0
+        """Events at the head of the list that are no longer kept."""
         self._max = blocks_max
         self._blocks = 0
-        self.last = 0
+        self.last = epoch
 
     def add(self, event: BlockEvent) -> None:
         """Append one event, numbered by the log; the oldest go to make room."""
         self.last += 1
         self._ring.append(event if event.sequence == self.last else replace(event, sequence=self.last))
         self._blocks += len(event.keys)
-        while self._blocks > self._max and len(self._ring) > 1:
-            self._blocks -= len(self._ring.popleft().keys)
+        while self._blocks > self._max and len(self._ring) - self._gone > 1:
+            self._blocks -= len(self._ring[self._gone].keys)
+            self._gone += 1
+        if self._gone > len(self._ring) // 2:
+            del self._ring[: self._gone]
+            self._gone = 0
 
-    def after(self, sequence: int, namespace_id: NamespaceId | None, limit: int) -> list[BlockEvent]:
-        """Events above ``sequence``, after a GAP if the first of them are no longer kept."""
+    def after(
+        self, sequence: int, namespaces: Container[NamespaceId] | None, limit: int, looked_at_max: int = 1 << 62
+    ) -> tuple[list[BlockEvent], int]:
+        """Events above ``sequence``, after a GAP if the first of them are no longer kept, and the number up to which
+        all was looked at: from there on the next call goes, whether there was anything for this reader or not."""
         found: list[BlockEvent] = []
-        first = self._ring[0].sequence if self._ring else self.last + 1
+        kept = len(self._ring) - self._gone
+        first = self.last + 1 - kept
         if sequence + 1 < first or sequence > self.last:
             found.append(BlockEvent(first - 1, time.time(), EventKind.GAP))
             sequence = first - 1
-        for event in islice(self._ring, max(sequence + 1 - first, 0), None):
+        begin = self._gone + sequence + 1 - first
+        for event in self._ring[begin : begin + min(looked_at_max, len(self._ring) - begin)]:
             if len(found) >= limit:
                 break
-            if namespace_id is None or event.namespace_id == namespace_id:
+            if namespaces is None or event.namespace_id in namespaces:
                 found.append(event)
-        return found
+            sequence = event.sequence
+        return found, sequence
 
 
 class News:

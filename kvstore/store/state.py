@@ -39,7 +39,8 @@ class State:
         self.changed = threading.Condition(self.lock)
         """Notified when a fill or I/O has ended."""
         self.namespaces = NamespaceTable(config.namespaces_max)
-        self.book = Book(self.namespaces, arenas, clock, (config.events_max, config.tombstones_max), config.evictions)
+        limits = (config.events_max, config.tombstones_max, config.events_epoch)
+        self.book = Book(self.namespaces, arenas, clock, limits, config.evictions)
         self.owners = Owners()
         self.draining = False
         self.readable = 0b111 if disk is not None else 0b011

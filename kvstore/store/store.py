@@ -8,7 +8,8 @@ others are bookkeeping.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from typing import Final
 
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.types import (
@@ -49,6 +50,9 @@ from kvstore.store.space import Space
 from kvstore.store.state import State
 from kvstore.store.tenancy import Tenancy
 from kvstore.tiers.base import Arena, CompactReport, DeviceArena, DiskTier, DiskUsage, QuarantineEntry
+
+EVENTS_LOOKED_AT: Final = 1024
+"""Most events that one step of a reader looks at, under the lock."""
 
 
 class Store:
@@ -141,12 +145,21 @@ class Store:
         self, sequence: int, *, namespace_id: NamespaceId | None = None, limit: int = 1024
     ) -> list[BlockEvent]:
         """Events with a greater sequence, oldest first; begins with a GAP if some are no longer kept."""
+        namespaces = None if namespace_id is None else (namespace_id,)
         with self._state.locked() as book:
-            return book.events.after(sequence, namespace_id, limit)
+            return book.events.after(sequence, namespaces, limit)[0]
+
+    def read_events(
+        self, sequence: int, namespaces: Container[NamespaceId] | None, limit: int
+    ) -> tuple[list[BlockEvent], int]:
+        """``events_after`` in steps, for one who reads on: at most ``limit`` events of these namespaces (None: of all),
+        out of a bounded number that are looked at, and the sequence to go on from."""
+        with self._state.locked() as book:
+            return book.events.after(sequence, namespaces, limit, EVENTS_LOOKED_AT)
 
     @property
     def last_event(self) -> int:
-        """Sequence of the newest event; 0 before the first."""
+        """Sequence of the newest event; the epoch before the first."""
         return self._state.book.events.last
 
     def on_events(self, callback: Callable[[], None]) -> Callable[[], None]:

@@ -7,7 +7,9 @@ import logging
 import pytest
 
 from kvstore.core.types import Tier
-from kvstore.store.history import trace
+from kvstore.store.config import StoreConfig
+from kvstore.store.history import EventLog, trace
+from kvstore.store.report import BlockEvent, EventKind
 
 
 @pytest.fixture
@@ -62,3 +64,54 @@ def test_nothing_is_named_at_other_levels(caplog, make_world):
     world = make_world()
     world.put(world.chain(1, 1))
     assert not [record for record in caplog.records if record.name == trace.name]
+
+
+def test_a_reader_of_one_namespace_looks_at_each_event_once(make_world):
+    world = make_world(host_blocks=64)
+    for number in range(40):
+        world.put(world.chain(number, 1))
+    store = world.store
+    found, sequence = store.read_events(0, (bytes(32),), 256)
+    assert (found, sequence) == ([], store.last_event)
+    assert store.read_events(sequence, (bytes(32),), 256) == ([], sequence)
+    world.put(world.chain(41, 1))
+    found, sequence = store.read_events(sequence, (world.namespace_id,), 256)
+    assert [event.sequence for event in found] == [sequence] == [store.last_event]
+
+
+def test_long_logs_are_read_in_bounded_steps():
+    log = EventLog(1 << 20)
+    for number in range(5000):
+        log.add(BlockEvent(number, 0.0, EventKind.STORED, keys=(bytes(32),)))
+    steps, sequence = 0, 0
+    while sequence < log.last:
+        found, sequence = log.after(sequence, (b"other",), 16, 1024)
+        assert found == []
+        steps += 1
+    assert steps == 5
+
+
+@pytest.mark.parametrize("told", [0, 3, 500])
+def test_numbers_of_an_earlier_start_are_answered_with_a_gap(make_world, told):
+    first = make_world(config=StoreConfig(events_epoch=1_000_000, events_max=100))
+    for number in range(30):
+        first.put(first.chain(number, 1))
+    second = make_world(config=StoreConfig(events_epoch=2_000_000, events_max=100))
+    for number in range(told):
+        second.put(second.chain(number, 1))
+    found = second.store.events_after(first.store.last_event)
+    assert found[0].kind is EventKind.GAP
+    assert all(event.sequence > 2_000_000 for event in found[1:])
+    assert len(found) > 1 or not told
+    assert second.store.events_after(second.store.last_event) == []
+
+
+def test_the_ring_forgets_the_oldest(make_world):
+    log = EventLog(10)
+    for number in range(1000):
+        log.add(BlockEvent(number, 0.0, EventKind.STORED, keys=(bytes(32),)))
+        kept, sequence = log.after(0, None, 1 << 30)
+        numbers = [event.sequence for event in kept if event.kind is not EventKind.GAP]
+        assert numbers == list(range(max(1, number - 8), number + 2))
+        assert sequence == log.last
+    assert len(log._ring) <= 21

@@ -177,7 +177,7 @@ def test_slots_are_used_again_without_a_trace(world):
 def test_a_recovered_parent_that_comes_after_its_child_is_adopted():
     table = NamespaceTable(4)
     namespace, _ = table.open(SPEC, "", None)
-    book = Book(table, {}, ManualClock(), (16, 16))
+    book = Book(table, {}, ManualClock(), (16, 16, 0))
     ghost = book.index.add(b"p" * 32, UNKNOWN, 0, 0)
     child = book.block(b"c" * 32, ghost, namespace, Codec.RAW)
     copy = Copy(Tier.SSD, 0, place=7)
