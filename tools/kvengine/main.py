@@ -15,6 +15,7 @@ from kvstore.core.namespace import NamespacePolicy
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.link import cuda_device
+from kvstore.engine.namespace import UnsupportedModel
 from kvstore.engine.sequence import FinishReason
 from kvstore.engine.weights import Model, load_model, use_threads
 from kvstore.tools.kvengine.embedded import embedded_cache
@@ -23,7 +24,7 @@ from kvstore.tools.kvengine.report import print_answers
 from kvstore.tools.kvengine.serve import Answer, serve
 from kvstore.tools.output import Printer
 
-OK, STARVED, USAGE, UNREACHABLE = 0, 1, 2, 3
+OK, STARVED, USAGE, UNREACHABLE, UNSUPPORTED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,9 +37,15 @@ def run(options: Options) -> int:
     printer = Printer(options.output)
     try:
         return _run(options, printer)
+    except UnsupportedModel as error:
+        printer.talk(f"error: {error}", style="red")
+        return UNSUPPORTED
     except InvalidArgument as error:
         printer.talk(f"error: {error}", style="red")
         return USAGE
+    except KeyboardInterrupt:
+        printer.talk("kvengine: interrupted")
+        return INTERRUPTED
     except Unavailable as error:
         printer.talk(f"error: {error}", style="red")
         return UNREACHABLE

@@ -14,7 +14,8 @@ from kvstore.tools.output import Format
 
 EPILOG = """\
 Answers go to stdout, everything else to stderr.
-Exit codes: 0 all prompts were answered, 1 at least one ran out of memory, 2 usage, 3 no daemon answers on the socket.
+Exit codes: 0 all prompts were answered, 1 at least one ran out of memory, 2 usage, 3 no daemon answers on the socket,
+4 the model can not be served, 130 interrupted.
 """
 
 
@@ -79,9 +80,16 @@ def parse(arguments: Sequence[str] | None) -> Options:
 
 def read_prompts(texts: Sequence[str], file: Path | None, context: Path | None) -> tuple[str, ...]:
     """The prompts of the command line, then those of the file, one a line, each after the text of ``context``."""
-    lines = file.read_text().splitlines() if file is not None else []
-    before = context.read_text() if context is not None else ""
+    lines = _text_of("--file", file).splitlines() if file is not None else []
+    before = _text_of("--context", context) if context is not None else ""
     return tuple(before + text for text in (*texts, *lines) if text.strip())
+
+
+def _text_of(option: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(option, repr(str(file)), f"a readable UTF-8 file ({error})") from error
 
 
 def _add_prompts(group: argparse._ArgumentGroup) -> None:

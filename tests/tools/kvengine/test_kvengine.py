@@ -128,7 +128,8 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str], model: Path) -> 
     ("arguments", "code", "message"),
     [
         (("-p", "a", "--temperature", "-1"), 2, "sampling.temperature is -1.0"),
-        (("-p", "a", "--device-mib", "0"), 2, "--device-mib is 0"),
+        (("-p", "a", "--device-mib", "-1"), 2, "--device-mib is -1"),
+        (("-p", "a", "--host-mib", "0"), 2, "--host-mib is 0"),
         (("-p", "a", "--raw-layers", "1"), 2, "spec.raw_layers"),
         (("-p", "a", "--codec", "int8", "--recent-raw-tokens", "-9"), 2, "recent_raw_tokens"),
         ((), 2, "no prompt"),
@@ -178,3 +179,35 @@ def test_a_folder_that_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path:
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version")[:2] == (0, f"{__version__}\n")
+
+
+def test_a_model_that_can_not_be_served_has_an_exit_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    code, out, err = run(capsys, tmp_path, "-p", "a")
+    assert (code, out) == (4, "")
+    assert "config.json" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("option", ["--file", "--context"])
+def test_a_prompt_file_that_is_not_text_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, option: str
+) -> None:
+    (tmp_path / "prompts").write_bytes(b"a\xff\xfe")
+    code, _, err = run(capsys, model, "-p", "a", option, tmp_path / "prompts")
+    assert code == 2
+    assert option in err
+    assert "UTF-8" in err
+
+
+def test_an_interrupt_ends_quietly(
+    capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvstore.tools.kvengine.main.serve", interrupt)
+    code, _, err = run(capsys, model, "-p", "a")
+    assert code == 130
+    assert "Traceback" not in err
