@@ -59,7 +59,7 @@ class Sessions:
         ttl_ms = ttl_ms or TTL_MS_DEFAULT
         if not TTL_MS_MIN <= ttl_ms <= TTL_MS_MAX:
             raise InvalidArgument("ttl_ms", ttl_ms, f"{TTL_MS_MIN} to {TTL_MS_MAX}, or 0 for {TTL_MS_DEFAULT}")
-        session = self._store.open_session(name or peer, remote=True)
+        session = self._store.open_session(name or peer, remote=True, peer=peer_name(peer))
         entry = _Entry(session, admin=False, ttl_ms=ttl_ms, expires=self._clock.now() + ttl_ms / 1000)
         return RemoteSession(session.session_id, self._add(entry), ttl_ms)
 
@@ -120,3 +120,9 @@ class Sessions:
         for session_id in late:
             self.close(session_id)
         return len(late)
+
+
+def peer_name(peer: str) -> str:
+    """Who the bounds of one peer go by: gRPC's name of a caller without the port, which is new for each connection."""
+    address, _, port = peer.rpartition(":")
+    return address if address and port.isdigit() else peer

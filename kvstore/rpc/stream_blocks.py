@@ -138,8 +138,9 @@ class Header:
 class Writer:
     """Takes the bytes of one Write stream into a session of its own, which ends with the stream."""
 
-    def __init__(self, store: Store, header: Header, layout: BlockLayout) -> None:
+    def __init__(self, store: Store, header: Header, layout: BlockLayout, peer: str = "") -> None:
         self._store = store
+        self._peer = peer
         self._header = header
         self._layout = layout
         self._size = layout.layers * layout.raw_slice_bytes
@@ -153,7 +154,7 @@ class Writer:
     def open(self) -> None:
         """Open the session with room for all blocks, and reserve them."""
         room = len(self._header.keys) * self._layout.raw_stored_bytes
-        self._session = self._store.open_session("write stream", buffer_bytes=room, remote=True)
+        self._session = self._store.open_session("write stream", buffer_bytes=room, remote=True, peer=self._peer)
         header = self._header
         reserved = self._session.reserve(header.namespace_id, Tier.HOST, keys=header.keys, durability=header.durability)
         self._outcomes, self._places = reserved.outcomes, reserved.places

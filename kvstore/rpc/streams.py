@@ -111,7 +111,7 @@ class Streams:
         size = len(header.keys) * layout.layers * layout.raw_slice_bytes
         if size > WRITE_BYTES_MAX:
             raise InvalidArgument("header.keys", f"{size} bytes of payload", f"at most {WRITE_BYTES_MAX} a stream")
-        writer = Writer(ctx.store, header, layout)
+        writer = Writer(ctx.store, header, layout, ctx.session.peer)
         try:
             await self._dispatcher.work(writer.open)
             if first.data:

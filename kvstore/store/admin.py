@@ -55,6 +55,10 @@ class Admin:
             reservations, jobs = len(owners.reservations), len(owners.jobs)
             counters["blocks_held"], counters["copies_pinned"] = len(book.holds), len(book.pins)
             counters["copies_filling"], counters["copies_doomed"] = len(book.fills), len(book.doomed)
+            counters["lease_deadlines"], counters["slots_remembered"] = owners.deadlines, len(book.refs)
+            counters["copies_under_io"] = len(book.io)
+            counters["sessions_with_io"] = sum(owner.buffer_io > 0 for owner in owners.sessions.values())
+            counters["buffer_used_bytes"] = sum(o.buffer.used_bytes for o in owners.sessions.values() if o.buffer)
             ssd = self._tier(Tier.SSD)
         if disk is not None and health is not None:
             tiers += (_with_disk(ssd, health.state, health.last_error, disk.capacity_bytes, disk.used_bytes),)

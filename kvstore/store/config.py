@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from kvstore.core.errors import InvalidArgument
@@ -40,6 +41,9 @@ class StoreConfig:
     namespaces_max: int = 262_144
     """Namespaces in use at one time (a block, or an open session that opened it); others are forgotten to make room.
     A name counts as one, too, and so does each KiB of a spec's text."""
+    peer_share: float = 0.75
+    """Part of sessions_max, leases_max, reservations_max, jobs_max and of the buffers' bytes that one peer may take: a
+    uid of this machine, or a remote address."""
     load_queue_max: int = 1_024
     """Jobs of fetch and prefetch waiting for a loader."""
     write_queue_max: int = 65_536
@@ -83,5 +87,11 @@ class StoreConfig:
         for name, limit in (("leases_max", 65_535), ("namespaces_max", 1 << 24)):
             if getattr(self, name) > limit:
                 raise InvalidArgument(f"store.{name}", getattr(self, name), f"at most {limit}")
+        if not 0.0 < self.peer_share <= 1.0:
+            raise InvalidArgument("store.peer_share", self.peer_share, "above 0, at most 1")
         if not 1 <= self.extent_blocks_max <= 64:
             raise InvalidArgument("store.extent_blocks_max", self.extent_blocks_max, "1 to 64")
+
+    def peer_bound(self, limit: int) -> int:
+        """What one peer may have of something that all together may have ``limit`` of."""
+        return math.ceil(limit * self.peer_share)

@@ -123,12 +123,13 @@ class Get:
         if not load.moving:
             return load.result(), None
         owners = state.owners
-        job = Job(JobId(owners.next_id()), load.owner, load.result())
+        job = Job(JobId(owners.next_id()), load.owner, load.result(), load.lease)
         task = self._loading.task(load, lambda: self._finish(job, load))
+        job.cancel = lambda: self._loading.cancel(load, lambda: self._finish(job, load))
         # Held, so that no block loses its last copy while its job waits.
         for i in load.moving:
             book.hold(load.slots[i])
-        if len(owners.jobs) >= state.config.jobs_max or not self._movers.submit_load(task):
+        if not owners.has_room("jobs", load.owner.peer, state.config) or not self._movers.submit_load(task):
             for i in load.moving:
                 book.unhold(load.slots[i])
                 load.settle(i, Outcome.BUSY, Reason.NO_SPACE)
@@ -137,8 +138,9 @@ class Get:
             load.busy = Busy(tier, 0, 0, 0)
             return load.result(), None
         load.owner.buffer_io += 1
-        owners.jobs[job.job_id] = job
-        load.owner.jobs.add(job.job_id)
+        owners.add_job(job)
+        if load.lease is not None:
+            load.lease.jobs.add(job.job_id)
         job.result = load.result(job.job_id)
         return job.result, job
 
@@ -147,6 +149,8 @@ class Get:
         state = self._state
         for i in load.moving:
             state.book.unhold(load.slots[i])
+        if job.lease is not None:
+            job.lease.jobs.discard(job.job_id)
         self._tenancy.buffer_io_end(load.owner)
         job.result = load.result()
         job.finished_at = state.clock.now()

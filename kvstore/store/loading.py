@@ -48,6 +48,8 @@ class Load:
         self.slots = [-1] * len(keys)
         self.moving: list[int] = []
         """Positions whose bytes have to move."""
+        self.begun = self.over = False
+        """Whether a mover has begun with it, and whether its answer is final."""
         self.busy: Busy | None = None
         self._outcomes = [Outcome.PENDING] * len(keys)
         self._reasons = [Reason.NONE] * len(keys)
@@ -110,18 +112,31 @@ class Loading:
         """The work of a load for a mover. ``finish`` is called once at its end, lock held, whatever happens."""
 
         def run() -> None:
+            with self._state.locked():
+                if load.over:
+                    return
+                load.begun = True
             try:
                 for begin in range(0, len(load.moving), CHUNK_BLOCKS):
                     if not self._abandoned(load):
                         self._move(load, load.moving[begin : begin + CHUNK_BLOCKS])
             finally:
                 with self._state.locked():
-                    for position in load.moving:
-                        if load.pending(position):
-                            load.settle(position, Outcome.MISS, Reason.DROPPED)
-                    finish()
+                    self._end(load, finish)
 
         return run
+
+    def cancel(self, load: Load, finish: Callable[[], None]) -> None:
+        """End a load that nobody can use any more, if it has not begun: else it ends after its next step. Lock held."""
+        if not load.begun and not load.over:
+            self._end(load, finish)
+
+    def _end(self, load: Load, finish: Callable[[], None]) -> None:
+        load.over = True
+        for position in load.moving:
+            if load.pending(position):
+                load.settle(position, Outcome.MISS, Reason.DROPPED)
+        finish()
 
     def _abandoned(self, load: Load) -> bool:
         """Whether nobody can use the rest: the session or the lease has ended."""

@@ -13,10 +13,13 @@ from kvstore.store.durable import Durably
 from kvstore.store.index import NONE
 from kvstore.store.promote import Promoter
 from kvstore.store.report import DrainReport, FlushReport, VerifyReport
-from kvstore.store.state import State
+from kvstore.store.state import State, Stop, never
 from kvstore.tiers.base import CompactReport, DiskHandle, DiskTier, DiskUsage, QuarantineEntry, ReadStatus
 
 log = logging.getLogger(__name__)
+
+STOP_SECONDS = 0.1
+"""How often a wait looks whether its caller has gone."""
 
 
 class Maintenance:
@@ -32,7 +35,9 @@ class Maintenance:
         """End a verify that is under way."""
         self._pause.set()
 
-    def verify(self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey], bytes_per_second: int) -> VerifyReport:
+    def verify(
+        self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey], bytes_per_second: int, stop: Stop = never
+    ) -> VerifyReport:
         """See ``Store.verify``. Every stored copy (HOST and SSD) is checked; DEVICE copies have no checksums."""
         validate.check_keys(keys)
         if bytes_per_second < 0:
@@ -49,9 +54,17 @@ class Maintenance:
             if not well:
                 bad[name[1]] = None
             ahead = nbytes / bytes_per_second - (self._state.clock.now() - begin) if bytes_per_second else 0.0
-            if ahead > 0 and self._pause.wait(ahead):
+            if self._pause.is_set() or stop() or (ahead > 0 and self._rest(ahead, stop)):
                 break
         return VerifyReport(blocks, nbytes, len(bad), tuple(bad), self._state.clock.now() - begin)
+
+    def _rest(self, seconds: float, stop: Stop) -> bool:
+        """Wait so long, in steps; True if it is to end instead."""
+        until = self._state.clock.now() + seconds
+        while (left := until - self._state.clock.now()) > 0:
+            if self._pause.wait(min(left, STOP_SECONDS)) or stop():
+                return True
+        return False
 
     def _chosen(self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey]) -> list[BlockName]:
         with self._state.locked() as book:

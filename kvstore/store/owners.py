@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvstore.cache import FetchResult
 from kvstore.core.errors import ResourceExhausted, Unauthenticated, UnknownJob, UnknownLease, UnknownReservation
 from kvstore.core.types import Area, BlockKey, BlockName, JobId, LeaseId, NamespaceId, ReservationId, SessionId, Tier
+from kvstore.store.config import StoreConfig
 from kvstore.store.lifecycle import Copy
 from kvstore.store.namespaces import Namespace
 from kvstore.tiers.base import Arena
+
+DEADLINES_SLACK = 64
+"""Deadlines of leases that have gone may be kept up to here, so that few leases do not pay for the cleaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """On whose behalf a session is opened; ``peer`` is what bounds go by: a local uid, or a remote address."""
+
+    uid: int
+    pid: int
+    remote: bool
+    peer: str
 
 
 @dataclass(slots=True)
@@ -25,6 +40,8 @@ class Owner:
     uid: int
     pid: int
     remote: bool
+    peer: str
+    """Who it is on behalf of, as far as bounds go: a local uid, or a remote address."""
     buffer: Arena | None = None
     buffer_io: int = 0
     reservations: set[ReservationId] = field(default_factory=set)
@@ -75,6 +92,8 @@ class Lease:
     deadline: float
     pins: set[int] = field(default_factory=set)
     holds: set[int] = field(default_factory=set)
+    jobs: set[JobId] = field(default_factory=set)
+    """Jobs that are to pin for it."""
     buffers: dict[BlockName, list[tuple[int, int]]] = field(default_factory=dict)
     ended: bool = False
 
@@ -91,6 +110,9 @@ class Job:
     job_id: JobId
     owner: Owner
     result: FetchResult
+    lease: Lease | None = None
+    cancel: Callable[[], None] = field(default=lambda: None)
+    """Ends the job at once if it has not begun. Called with the lock held."""
     done: threading.Event = field(default_factory=threading.Event)
     announce: bool = False
     """Whether its end is told to ``on_job_done``: set when nobody waits for it."""
@@ -107,6 +129,8 @@ class Owners:
         self.jobs: dict[JobId, Job] = {}
         self.uncommitted: dict[BlockName, int] = {}
         """Blocks that someone reserved and has not committed yet, with how many did."""
+        self.peers: Counter[tuple[str, str]] = Counter()
+        """What each peer has open, by its name and the name of the bound."""
         self.operator_pins: dict[str, dict[NamespaceId, set[int]]] = {}
         self._deadlines: list[tuple[float, LeaseId]] = []
         self._last = 0
@@ -130,6 +154,43 @@ class Owners:
         self.leases[lease.lease_id] = lease
         lease.owner.leases.add(lease.lease_id)
         heapq.heappush(self._deadlines, (lease.deadline, lease.lease_id))
+        self._count(lease.owner, "leases", 1)
+
+    def take_lease(self, lease: Lease) -> None:
+        """Take a lease off the tables. Its deadline goes with it, as soon as most deadlines are of leases that went."""
+        del self.leases[lease.lease_id]
+        lease.owner.leases.discard(lease.lease_id)
+        self._count(lease.owner, "leases", -1)
+        if len(self._deadlines) > 2 * len(self.leases) + DEADLINES_SLACK:
+            self._deadlines = [(known.deadline, number) for number, known in self.leases.items()]
+            heapq.heapify(self._deadlines)
+
+    @property
+    def deadlines(self) -> int:
+        """Entries of the heap of deadlines: at most twice as many as leases, and a few."""
+        return len(self._deadlines)
+
+    def add_session(self, owner: Owner) -> None:
+        """Enter a new session."""
+        self.sessions[owner.session_id] = owner
+        self._count(owner, "sessions", 1)
+
+    def take_session(self, owner: Owner) -> None:
+        """Take a session off the tables."""
+        del self.sessions[owner.session_id]
+        self._count(owner, "sessions", -1)
+
+    def add_job(self, job: Job) -> None:
+        """Enter a new job."""
+        self.jobs[job.job_id] = job
+        job.owner.jobs.add(job.job_id)
+        self._count(job.owner, "jobs", 1)
+
+    def _count(self, owner: Owner, what: str, change: int) -> None:
+        mine = (owner.peer, what)
+        self.peers[mine] += change
+        if not self.peers[mine]:
+            del self.peers[mine]
 
     def expired(self, now: float) -> Iterator[Lease]:
         """Leases whose time has run out; the caller ends each before it takes the next."""
@@ -157,6 +218,7 @@ class Owners:
         """Enter a new reservation."""
         self.reservations[reservation.reservation_id] = reservation
         reservation.owner.reservations.add(reservation.reservation_id)
+        self._count(reservation.owner, "reservations", 1)
         if (name := reservation.name) is not None:
             self.uncommitted[name] = self.uncommitted.get(name, 0) + 1
 
@@ -164,6 +226,7 @@ class Owners:
         """Take a reservation off the tables: it can not be committed or aborted any more."""
         del self.reservations[reservation.reservation_id]
         reservation.owner.reservations.discard(reservation.reservation_id)
+        self._count(reservation.owner, "reservations", -1)
         if (name := reservation.name) is not None:
             left = self.uncommitted[name] - 1
             if left:
@@ -180,10 +243,29 @@ class Owners:
 
     def take_job(self, job: Job) -> None:
         """Forget a job."""
-        self.jobs.pop(job.job_id, None)
-        job.owner.jobs.discard(job.job_id)
+        if self.jobs.pop(job.job_id, None) is not None:
+            job.owner.jobs.discard(job.job_id)
+            self._count(job.owner, "jobs", -1)
 
-    def require_room(self, what: str, present: int, limit: int) -> None:
-        """Raise ResourceExhausted at a bound."""
-        if present >= limit:
+    def has_room(self, what: str, peer: str, config: StoreConfig) -> bool:
+        """Whether one more is within the bounds of all and of this peer."""
+        limit: int = getattr(config, f"{what}_max")
+        return len(getattr(self, what)) < limit and self.peers[peer, what] < config.peer_bound(limit)
+
+    def require_room(self, what: str, peer: str, config: StoreConfig, *, more: int = 1) -> None:
+        """Raise ResourceExhausted where ``more`` sessions, leases, reservations or jobs are above a bound.
+
+        The bound of all is ``config.{what}_max``; one peer may have a share of it, so that others are never shut out.
+        """
+        limit: int = getattr(config, f"{what}_max")
+        present = len(getattr(self, what))
+        if present + more > limit:
             raise ResourceExhausted(f"{present} {what} are open; the bound is store.{what}_max = {limit}", field=what)
+        mine, share = self.peers[peer, what], config.peer_bound(limit)
+        if mine + more > share:
+            raise ResourceExhausted(
+                f"{peer} has {mine} {what} open; the bound of one peer is {share}, store.peer_share of {what}_max",
+                field=what,
+                value=mine + more,
+                expected=f"at most {share}",
+            )

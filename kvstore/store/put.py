@@ -90,8 +90,7 @@ class Put:
             namespace = state.namespaces.get(namespace_id)
             if tier is Tier.HOST and owner.buffer is None:
                 raise InvalidArgument("tier", "HOST", "DEVICE, since this session was opened without a buffer")
-            open_now = len(state.owners.reservations)
-            state.owners.require_room("reservations", open_now + len(entries) - 1, state.config.reservations_max)
+            state.owners.require_room("reservations", owner.peer, state.config, more=len(entries))
             self._tenancy.expire_leases()
             claims = _Claims([], [], [])
             durable = (namespace.policy.durability if durability is None else durability) is Durability.DURABLE

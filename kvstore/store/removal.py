@@ -13,6 +13,7 @@ from kvstore.store.movement import Movement
 from kvstore.store.movers import PIECE_BLOCKS
 from kvstore.store.owners import Owner
 from kvstore.store.report import EvictReport
+from kvstore.store.state import Stop, never
 
 
 class Removal:
@@ -43,7 +44,9 @@ class Removal:
             self._state.changed.notify_all()
         return tuple(outcomes[key] for key in keys)
 
-    def evict(self, tier: Tier, namespace_id: NamespaceId | None, keys: Sequence[BlockKey], nbytes: int) -> EvictReport:
+    def evict(
+        self, tier: Tier, namespace_id: NamespaceId | None, keys: Sequence[BlockKey], nbytes: int, stop: Stop = never
+    ) -> EvictReport:
         """See ``Store.evict``."""
         validate.check_keys(keys)
         validate.check_tier(tier, self._tiers())
@@ -56,19 +59,19 @@ class Removal:
         before = self._level(tier)
         outcomes: tuple[Outcome, ...] = ()
         if namespace_id is not None and keys:
-            outcomes = self._evict_keys(tier, namespace_id, keys)
+            outcomes = self._evict_keys(tier, namespace_id, keys, stop)
         else:
-            self._evict_coldest(tier, nbytes, before)
+            self._evict_coldest(tier, nbytes, before, stop)
         after = self._level(tier)
         return EvictReport(max(before[0] - after[0], 0), max(before[1] - after[1], 0), outcomes)
 
-    def _evict_coldest(self, tier: Tier, nbytes: int, before: tuple[int, int]) -> None:
+    def _evict_coldest(self, tier: Tier, nbytes: int, before: tuple[int, int], stop: Stop) -> None:
         """Free ``nbytes``, or what may go of it, in pieces: an operator who asks for all there is gets all that can."""
         piece = PIECE_BLOCKS
         # Others may commit meanwhile: no more turns than blocks there were, and those that find nothing.
         for _ in range(before[0] + PIECE_BLOCKS.bit_length()):
             left = nbytes - (before[1] - self._level(tier)[1])
-            if left <= 0 or not piece:
+            if left <= 0 or not piece or stop():
                 return
             if not self._movement.make_room(tier, left, total=True, limit=piece):
                 piece //= 2
@@ -81,7 +84,9 @@ class Removal:
         with self._state.locked() as book:
             return book.blocks[tier], book.bytes[tier]
 
-    def _evict_keys(self, tier: Tier, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
+    def _evict_keys(
+        self, tier: Tier, namespace_id: NamespaceId, keys: Sequence[BlockKey], stop: Stop
+    ) -> tuple[Outcome, ...]:
         with self._state.locked() as book:
             namespace = self._state.namespaces.get(namespace_id)
             slots = {key: book.resident(key, namespace) for key in keys}
@@ -93,7 +98,7 @@ class Removal:
         left = sorted((key for key in slots if slots[key] != NONE), key=lambda k: depth[k])
         try:
             # Deepest first. Each slot is let go at once: while it is remembered, its parent counts as having a child.
-            while left:
+            while left and not stop():
                 outcomes[left[-1]] = self._movement.evict_one(slots[left[-1]], tier)
                 with self._state.locked() as book:
                     book.unref(slots[left.pop()])

@@ -95,6 +95,11 @@ class Session:
         return self._owner.remote
 
     @property
+    def peer(self) -> str:
+        """Who the bounds of one peer go by."""
+        return self._owner.peer
+
+    @property
     def ended(self) -> bool:
         """Whether it was closed."""
         return self._owner.ended

@@ -27,6 +27,15 @@ from kvstore.tiers.base import Arena, DiskHandle, DiskTier
 log = logging.getLogger(__name__)
 
 
+Stop = Callable[[], bool]
+"""Asked now and then by what takes long: True ends it, since its caller has gone or the daemon ends."""
+
+
+def never() -> bool:
+    """The ``Stop`` of a caller that waits to the end."""
+    return False
+
+
 class State:
     """The tables, the lock, and the tiers they speak of."""
 

@@ -27,6 +27,7 @@ from kvstore.store.maintenance import Maintenance
 from kvstore.store.movement import Movement
 from kvstore.store.movers import Movers
 from kvstore.store.opening import Opening
+from kvstore.store.owners import Who
 from kvstore.store.persist import Persister
 from kvstore.store.promote import Promoter
 from kvstore.store.put import Put
@@ -47,7 +48,7 @@ from kvstore.store.report import (
 )  # fmt: skip
 from kvstore.store.session import Session, Verbs
 from kvstore.store.space import Space
-from kvstore.store.state import State
+from kvstore.store.state import State, Stop, never
 from kvstore.store.tenancy import Tenancy
 from kvstore.tiers.base import Arena, CompactReport, DeviceArena, DiskTier, DiskUsage, QuarantineEntry
 
@@ -133,13 +134,15 @@ class Store:
         self._movers.tick()
 
     def open_session(
-        self, name: str, *, buffer_bytes: int = 0, uid: int = 0, pid: int = 0, remote: bool = False
+        self, name: str, *, buffer_bytes: int = 0, uid: int = 0, pid: int = 0, remote: bool = False, peer: str = ""
     ) -> Session:
         """Open a session with a private buffer of its own. Raises ResourceExhausted at the bound.
 
-        ``uid`` and ``pid`` say on whose behalf, ``remote`` that no memory is shared with it. Faults the buffer in.
+        ``uid`` and ``pid`` say on whose behalf, ``remote`` that no memory is shared with it; ``peer`` is who the
+        bounds of one peer go by, "" for the uid. Faults the buffer in.
         """
-        return Session(self._verbs, self._tenancy.open_session(name, buffer_bytes, uid, pid, remote))
+        who = Who(uid, pid, remote, peer or f"uid {uid}")
+        return Session(self._verbs, self._tenancy.open_session(name, buffer_bytes, who))
 
     def events_after(
         self, sequence: int, *, namespace_id: NamespaceId | None = None, limit: int = 1024
@@ -196,10 +199,19 @@ class Store:
         return self._admin.why(namespace_id, token_ids, keys)
 
     def evict(
-        self, tier: Tier, *, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = (), nbytes: int = 0
+        self,
+        tier: Tier,
+        *,
+        namespace_id: NamespaceId | None = None,
+        keys: Sequence[BlockKey] = (),
+        nbytes: int = 0,
+        stop: Stop = never,
     ) -> EvictReport:
-        """Demote or drop the named blocks from a tier, or the coldest until ``nbytes`` are free. *Blocks*."""
-        return self._removal.evict(tier, namespace_id, keys, nbytes)
+        """Demote or drop the named blocks from a tier, or the coldest until ``nbytes`` are free.
+
+        *Blocks*, until ``stop()`` at the latest; what went until then is reported.
+        """
+        return self._removal.evict(tier, namespace_id, keys, nbytes, stop)
 
     def pin(self, name: str, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
         """Keep blocks from being dropped, under an operator's name: HIT held, MISS not resident."""
@@ -218,10 +230,15 @@ class Store:
         return self._admin.sessions()
 
     def verify(
-        self, *, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = (), bytes_per_second: int = 0
+        self,
+        *,
+        namespace_id: NamespaceId | None = None,
+        keys: Sequence[BlockKey] = (),
+        bytes_per_second: int = 0,
+        stop: Stop = never,
     ) -> VerifyReport:
-        """Read blocks back and compare checksums. *Blocks*."""
-        return self._maintenance.verify(namespace_id, keys, bytes_per_second)
+        """Read blocks back and compare checksums. *Blocks*, until ``stop()`` at the latest."""
+        return self._maintenance.verify(namespace_id, keys, bytes_per_second, stop)
 
     def drain(self, *, resume: bool = False, timeout_ms: int = 30_000) -> DrainReport:
         """Refuse new blocks and flush, or take new blocks again. *Blocks*."""

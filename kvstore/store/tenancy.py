@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvstore.core.errors import InvalidArgument, Unavailable
+from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unavailable
 from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, ReservationId, SessionId, Tier
 from kvstore.store import validate
 from kvstore.store.buffers import Buffers
 from kvstore.store.index import NONE
 from kvstore.store.lifecycle import Event
 from kvstore.store.namespaces import Namespace
-from kvstore.store.owners import Lease, Owner, Reservation
+from kvstore.store.owners import Lease, Owner, Reservation, Who
 from kvstore.store.state import State
 from kvstore.tiers.base import Arena
 
@@ -30,27 +30,37 @@ class Tenancy:
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
-    def open_session(self, name: str, buffer_bytes: int, uid: int, pid: int, remote: bool) -> Owner:
+    def open_session(self, name: str, buffer_bytes: int, who: Who) -> Owner:
         """See ``Store.open_session``. Faults the buffer in, outside the lock."""
         state = self._state
         validate.check_session(name, buffer_bytes, state.config.buffer_bytes_max)
         with state.locked():
-            self._require_sessions()
+            self._require_room(who.peer, buffer_bytes)
         buffer = self._make_buffer(buffer_bytes) if buffer_bytes else None
         try:
             with state.locked():
-                self._require_sessions()
-                owner = Owner(SessionId(state.owners.next_id()), name, uid, pid, remote, buffer)
-                state.owners.sessions[owner.session_id] = owner
+                self._require_room(who.peer, buffer_bytes)
+                number = SessionId(state.owners.next_id())
+                owner = Owner(number, name, who.uid, who.pid, who.remote, who.peer, buffer)
+                state.owners.add_session(owner)
         except BaseException:
             if buffer is not None:
                 buffer.close()
             raise
         return owner
 
-    def _require_sessions(self) -> None:
-        owners = self._state.owners
-        owners.require_room("sessions", len(owners.sessions), self._state.config.sessions_max)
+    def _require_room(self, peer: str, buffer_bytes: int) -> None:
+        owners, config = self._state.owners, self._state.config
+        owners.require_room("sessions", peer, config)
+        share = config.peer_bound(config.buffers_bytes_max)
+        mine = sum(o.buffer.capacity_bytes for o in owners.sessions.values() if o.peer == peer and o.buffer is not None)
+        if buffer_bytes and mine + buffer_bytes > share:
+            raise ResourceExhausted(
+                f"{peer} has buffers of {mine} bytes; the bound of one peer is {share} bytes",
+                field="buffer_bytes",
+                value=buffer_bytes,
+                expected=f"at most {max(share - mine, 0)} now",
+            )
 
     def close_session(self, owner: Owner) -> None:
         """See ``Store.close_session``."""
@@ -58,7 +68,7 @@ class Tenancy:
         with state.locked() as book:
             if owner.ended:
                 return
-            del state.owners.sessions[owner.session_id]
+            state.owners.take_session(owner)
             owner.ended = True
             for lease_id in tuple(owner.leases):
                 self.end_lease(state.owners.leases[lease_id])
@@ -66,6 +76,7 @@ class Tenancy:
             for job_id in tuple(owner.jobs):
                 job = state.owners.jobs[job_id]
                 state.owners.take_job(job)
+                job.cancel()
                 job.done.set()
             book.counters.count("sessions_ended")
             self._let_go_if_idle(owner)
@@ -138,7 +149,7 @@ class Tenancy:
         with state.locked():
             owner.require_open()
             self.expire_leases()
-            state.owners.require_room("leases", len(state.owners.leases), state.config.leases_max)
+            state.owners.require_room("leases", owner.peer, state.config)
             lease_id = LeaseId(state.owners.next_id())
             state.owners.add_lease(Lease(lease_id, owner, name, ttl_ms, state.clock.now() + ttl_ms / 1000))
         return lease_id
@@ -198,9 +209,11 @@ class Tenancy:
     def end_lease(self, lease: Lease) -> int:
         """Free everything that the lease holds; returns how many things. Called with the lock held."""
         owners, book = self._state.owners, self._state.book
-        del owners.leases[lease.lease_id]
-        lease.owner.leases.discard(lease.lease_id)
+        owners.take_lease(lease)
         lease.ended = True
+        for job_id in tuple(lease.jobs):
+            # What it was to pin nobody can have any more; one that has begun ends after its next step.
+            owners.jobs[job_id].cancel()
         released = len(lease.pins) + len(lease.holds)
         # Children first, so that parents end up hotter: the deepest block of a chain goes to the hot end first.
         book.unpin_all(sorted(lease.pins, key=lambda n: -book.index.depth[n >> 2]))
