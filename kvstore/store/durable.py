@@ -132,11 +132,12 @@ class Durably:
     def _sync(self) -> bool:
         """Sync what was written without; True if everything written before this call is durable."""
         with self._state.locked():
-            writes, synced = self._state.writes, self._state.synced
+            writes, drops = self._state.writes, self._state.drops
+            synced = self._state.synced >= writes and self._state.drops_synced >= drops
         disk = self._state.disk
         if disk is None:
             return False
-        if synced >= writes:
+        if synced:
             return True
         try:
             disk.flush()
@@ -146,6 +147,7 @@ class Durably:
             return False
         with self._state.locked():
             self._state.synced = max(self._state.synced, writes)
+            self._state.drops_synced = max(self._state.drops_synced, drops)
         return True
 
     def _inherited(self, slots: Sequence[int], failures: Failures) -> Failures:

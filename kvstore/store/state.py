@@ -60,6 +60,10 @@ class State:
         """Writes to SSD that were not synced when they returned, so far."""
         self.synced = 0
         """How many of ``writes`` are known to be synced."""
+        self.drops = 0
+        """Times that the disk was told to forget blocks, so far: that is durable with the next sync only."""
+        self.drops_synced = 0
+        """How many of ``drops`` are known to be synced."""
         self.lost: list[tuple[DiskHandle, BlockName]] = []
         """What the disk has lost while its copy was not READY yet."""
         self._later: list[Callable[[], None]] = []
@@ -91,6 +95,8 @@ class State:
         except TierError as error:
             # The blocks are gone from the index; should they be found at the next start, they are merely cached again.
             log.warning("%d dropped blocks stay on SSD for now: %s", len(dropped), error)
+        with self.lock:
+            self.drops += 1
 
     def afterwards(self, action: Callable[[], None]) -> None:
         """Within a locked section: run ``action`` once the lock is released."""

@@ -377,7 +377,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 TestStore = StoreMachine.TestCase
 TestStore.settings = QUICK

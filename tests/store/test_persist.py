@@ -59,6 +59,21 @@ def test_back_writes_when_host_needs_the_room(make_world, disk):
     assert world.store.status().counters["host_demoted"] == 1
 
 
+def test_a_flush_makes_removals_durable_too(make_world, disk, monkeypatch):
+    world = make_world(disk=disk)
+    keys = world.chain(1, 2)
+    world.put(keys)
+    world.cache.flush()
+    synced = []
+    monkeypatch.setattr(disk, "flush", lambda: synced.append(sorted(disk.keys())))
+    world.cache.flush()
+    assert synced == []
+    world.cache.remove(world.namespace_id, keys[1:])
+    world.cache.flush()
+    world.cache.flush()
+    assert synced == [keys[:1]]
+
+
 def test_second_hit_drops_what_was_used_once(make_world, disk):
     world = make_world(host_blocks=3, disk=disk, write=WritePolicy.SECOND_HIT)
     keys = world.chain(1, 3)

@@ -112,6 +112,7 @@ def test_verify_and_evict_end_with_their_caller(world):
     done = world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=keys, stop=lambda: next(asked))
     assert done.blocks == 1
     assert sum(bits & Tier.HOST.bit > 0 for bits in world.residency(keys)) == 7
+    world.run()
     assert rights(world) == {}
 
 
