@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 # Threads that wait for each other by spinning lose twofold to threefold on a machine that others use too.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help venv demo test test-slow check check-native bench figures proto format clean
+.PHONY: help venv demo test test-slow chaos check check-native bench figures proto format clean
 .DEFAULT_GOAL := help
 
 help: ## Say what the targets are
@@ -41,6 +41,9 @@ test: $(STAMP) ## Run the tests, those on a real model included (under ten minut
 test-slow: $(STAMP) ## Run the suites that take minutes: crash loops, long contexts, many geometries
 	$(BIN)/python -m kvstore.tools.fetch_model
 	$(PYTEST) -m slow
+
+chaos: $(STAMP) ## Ten minutes of kills, stops, forks, cancelled calls and bad disks; every HIT is checked
+	$(BIN)/python -m kvstore.tools.chaos --minutes 10 --seed 1
 
 check: $(STAMP) ## Lint, format, types, and that the generated code is current
 	$(BIN)/ruff check .

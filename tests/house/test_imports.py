@@ -30,7 +30,7 @@ CONFINED = {
     "torch": ("kvstore.kernels", "kvstore.engine", *DEVICE_TIER),
     "triton": ("kvstore.kernels",),
     "transformers": ("kvstore.engine", "kvstore.tools"),
-    "grpc": ("kvstore.rpc", "kvstore.client", "kvstore.daemon", "kvstore.v1"),
+    "grpc": ("kvstore.tools.fuzz", "kvstore.rpc", "kvstore.client", "kvstore.daemon", "kvstore.v1"),
     "grpc_health": ("kvstore.daemon", "kvstore.rpc"),
     "grpc_reflection": ("kvstore.daemon", "kvstore.rpc"),
     "pickle": (),

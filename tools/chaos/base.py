@@ -1,0 +1,74 @@
+"""Quiescence: when every client is gone, each count of rights is back where it was before the first came."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+from kvstore.core.errors import KVStoreError
+from kvstore.tools.chaos.ground import Ground
+from kvstore.v1 import admin_pb2
+
+SETTLE_SECONDS_MAX: Final = 12.0
+"""The leases and sessions of chaos have at most some seconds to live; what is there after this time stays."""
+THREADS_MORE_MAX: Final = 64
+"""Pools of the daemon grow with use up to their bounds and keep their threads."""
+
+
+def figures(ground: Ground) -> dict[str, int]:
+    """Counts of rights now, by name. The session that asks is counted too, each time."""
+    port = ground.daemon.connect()
+    try:
+        status = port.call("Admin/Status", admin_pb2.StatusRequest(), admin_pb2.StatusResponse, 10.0)
+        listed = port.call("Admin/ListLeases", admin_pb2.ListLeasesRequest(), admin_pb2.ListLeasesResponse, 10.0)
+    finally:
+        port.close()
+    found = {
+        "leases": len(listed.leases),
+        "reservations": status.reservations,
+        "jobs": status.jobs,
+        "sessions": status.sessions,
+        "bytes of buffers": sum(session.buffer_bytes for session in listed.sessions),
+        "descriptors": descriptors(ground.daemon.pid),
+        "threads": max(0, len(os.listdir(f"/proc/{ground.daemon.pid}/task")) - THREADS_MORE_MAX),
+    }
+    for tier in status.tiers:
+        found[f"pinned bytes of tier {tier.tier}"] = tier.pinned_bytes
+        found[f"reserved bytes of tier {tier.tier}"] = tier.reserved_bytes
+    # Names of counters differ from build to build; those of deadlines say how many entries their heap has.
+    found |= {name: int(n) for name, n in status.counters.items() if "deadline" in name and "entries" in name}
+    return found
+
+
+def descriptors(pid: int) -> int:
+    """Sockets and anonymous memory that a process holds open. Files of the SSD tier come and go by themselves."""
+    count = 0
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            link = os.readlink(f"/proc/{pid}/fd/{name}")
+        except FileNotFoundError:
+            continue
+        count += link.startswith(("socket:", "/memfd:"))
+    return count
+
+
+def settle(ground: Ground, base: dict[str, int], after: str) -> None:
+    """Wait until no count is above its base; each that stays is a leak."""
+    deadline = time.monotonic() + SETTLE_SECONDS_MAX
+    above: dict[str, tuple[int, int]] = {}
+    while True:
+        try:
+            now = figures(ground)
+        except KVStoreError as error:
+            if time.monotonic() < deadline:
+                time.sleep(0.2)
+                continue
+            ground.findings.add("silence: a daemon that answers no admin", f"after {after}: {error}")
+            return
+        above = {name: (n, base.get(name, 0)) for name, n in now.items() if n > base.get(name, 0)}
+        if not above or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    for name, (n, was) in above.items():
+        ground.findings.add(f"leak: {name}", f"after {after}: {n}, {was} before")
