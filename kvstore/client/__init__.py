@@ -1,7 +1,7 @@
 """The client: one session with a daemon, synchronous or asyncio, meeting ``kvstore.cache.Cache``.
 
 It must not know arenas' insides, disks or models, and imports grpc only when a gRPC transport is used. Names are
-loaded when they are first asked for, so that admin tools start without numpy. Read ``sync.py`` first.
+loaded when they are first asked for, so that admin tools start without numpy. Read ``steps.py`` and ``flows.py`` first.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvstore.client.aio import AsyncClient
     from kvstore.client.copying import aligned_buffer
-    from kvstore.client.core import Completion
     from kvstore.client.options import ClientOptions, Control
     from kvstore.client.payloads import BlockView, GotBlocks, PutBlocks
-    from kvstore.client.state import Backoff
+    from kvstore.client.state import Backoff, Completion
     from kvstore.client.sync import Client
     from kvstore.wire.paths import default_socket
 
@@ -39,7 +38,7 @@ _HOMES = {
     "BlockView": "kvstore.client.payloads",
     "Client": "kvstore.client.sync",
     "ClientOptions": "kvstore.client.options",
-    "Completion": "kvstore.client.core",
+    "Completion": "kvstore.client.state",
     "Control": "kvstore.client.options",
     "GotBlocks": "kvstore.client.payloads",
     "PutBlocks": "kvstore.client.payloads",

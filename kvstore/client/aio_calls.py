@@ -1,4 +1,7 @@
-"""The calls of ``store.api.Cache`` for asyncio, one line each: build the operation, run it."""
+"""The calls of an asyncio client, typed.
+
+Made from ``sync_calls.py`` by ``python -m kvstore.tools.twins``: change that one.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from kvstore.cache import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
+from kvstore.client.flows import Flows
 from kvstore.client.operations import Operation, Operations
-from kvstore.client.state import ClientState
+from kvstore.client.payloads import GotBlocks, PutBlocks
+from kvstore.client.state import Completion
+from kvstore.client.steps import Flow
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
-from kvstore.core.types import BlockKey, Durability, LeaseId, NamespaceId, Outcome, ReservationId, Target, Tier
+from kvstore.core.types import BlockKey, Durability, JobId, LeaseId, NamespaceId, Outcome, ReservationId, Target, Tier
 
 T = TypeVar("T")
 
@@ -18,12 +24,17 @@ T = TypeVar("T")
 class AsyncCalls(ABC):
     """Calls of a client that is awaited."""
 
+    flows: Flows
     operations: Operations
-    _state: ClientState
+    remote: bool
 
     @abstractmethod
+    async def drive(self, flow: Flow[T]) -> T:
+        """Carry out a flow."""
+
     async def run(self, operation: Operation[T]) -> T:
-        """Carry out an operation."""
+        """Carry out an operation; without ``strict``, a failure of the cache becomes its fallback."""
+        return await self.drive(self.flows.run(operation))
 
     async def open_namespace(
         self, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None
@@ -62,7 +73,7 @@ class AsyncCalls(ABC):
 
     async def abort(self, reservation_ids: Sequence[ReservationId]) -> int:
         """See ``Cache``."""
-        if not self._state.present_reservations(reservation_ids):
+        if not self.flows.state.present_reservations(reservation_ids):
             return 0
         return await self.run(self.operations.abort(reservation_ids))
 
@@ -79,6 +90,17 @@ class AsyncCalls(ABC):
         """See ``Cache``. With ``wait_ms`` 0 it returns at once, and ``poll`` hands out the end of its job."""
         operation = self.operations.fetch(namespace_id, keys, target, lease_id=lease_id, layers=layers, wait_ms=wait_ms)
         return await self.run(operation)
+
+    async def wait_job(self, job_id: JobId, timeout_ms: int) -> FetchResult:
+        """See ``Cache``. A job is either waited for or polled: the result is handed out once."""
+        return await self.drive(self.flows.wait_job(job_id, timeout_ms))
+
+    async def poll(self) -> list[Completion]:
+        """Jobs that have ended since the last time, without waiting.
+
+        Those of a connection that was lost, and those past ``ClientOptions.job_timeout_s``, have ended as misses.
+        """
+        return await self.drive(self.flows.poll())
 
     async def prefetch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier) -> FetchResult:
         """See ``Cache``."""
@@ -97,7 +119,7 @@ class AsyncCalls(ABC):
         return await self.run(self.operations.grant_lease(name, ttl_ms))
 
     async def renew_lease(self, lease_id: LeaseId) -> int:
-        """See ``Cache``."""
+        """See ``Cache``. 0 (a failed cache, not strict): it was not renewed."""
         return await self.run(self.operations.renew_lease(lease_id))
 
     async def hold(self, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
@@ -109,3 +131,30 @@ class AsyncCalls(ABC):
     ) -> int:
         """See ``Cache``."""
         return await self.run(self.operations.release(lease_id, namespace_id, keys))
+
+    # ------------------------------------------------------------ whole payloads
+
+    async def put(self, namespace_id: NamespaceId, blocks: PutBlocks) -> CommitResult:
+        """Store whole blocks under their keys, parents first.
+
+        Each payload is a contiguous buffer of ``layers * raw_slice_bytes`` bytes, raw whatever the codec, read before
+        the call returns. HIT where the block is resident now (``existed`` where it was before) and, if that was asked
+        for, durable; else MISS and why. More than the session's buffer holds goes through it in windows.
+        """
+        return await self.drive(self.flows.puts.put(namespace_id, blocks, remote=self.remote))
+
+    async def get(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        out: object | None = None,
+        wait_ms: int = 10_000,
+    ) -> GotBlocks:
+        """Copy whole blocks out, waiting ``wait_ms`` for those that must come from SSD.
+
+        ``out`` is a writable contiguous buffer of ``len(keys)`` times the larger of raw and coded payload bytes, best
+        page-aligned; without it one is made. Missing blocks leave their part of it alone, but for one that went while
+        it was copied: it is a miss, whose part of ``out`` may hold anything.
+        """
+        return await self.drive(self.flows.gets.get(namespace_id, keys, out=out, wait_ms=wait_ms, remote=self.remote))

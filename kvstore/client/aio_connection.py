@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import Callable
+from typing import NamedTuple
 
 from kvstore.client.handshake import Hello, Welcome, open_session
+from kvstore.client.session_connection import CALLS_MAX
+from kvstore.client.steps import Late
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.v1 import session_pb2
 from kvstore.wire.errors import from_detail
 from kvstore.wire.framing import Frame, FrameDecoder, FrameKind, pack_frame
 
 
+class Sent(NamedTuple):
+    """A request that was sent, and its reply."""
+
+    call_id: int
+    reply: asyncio.Future[Frame]
+
+
 class AsyncSessionConnection(asyncio.Protocol):
     """A session on the session socket."""
 
     pushes = True
+    generation = -1
 
-    def __init__(self, welcome: Welcome, on_done: Callable[[session_pb2.JobDone], None]) -> None:
+    def __init__(self, welcome: Welcome, on_done: Callable[[session_pb2.JobDone], None], sock: socket.socket) -> None:
         self.welcome = welcome
+        self._socket = sock
+        self._slots = asyncio.Semaphore(CALLS_MAX)
+        """Turns: the daemon refuses more calls of one session at a time."""
         self.news = asyncio.Event()
         """Set when a job has ended or the connection has; who waits clears it first."""
         self._on_done = on_done
@@ -35,12 +51,21 @@ class AsyncSessionConnection(asyncio.Protocol):
     async def open(
         cls, path: str, hello: Hello, timeout_s: float, on_done: Callable[[session_pb2.JobDone], None]
     ) -> AsyncSessionConnection:
-        """Greet in a thread, since mapping and faulting in memory takes its time."""
-        sock, welcome = await asyncio.to_thread(open_session, path, hello, timeout_s)
-        sock.setblocking(False)
-        _, connection = await asyncio.get_running_loop().create_unix_connection(
-            lambda: cls(welcome, on_done), sock=sock
-        )
+        """Greet in a thread, since mapping and faulting in memory takes its time. Cancelled, it leaves no session."""
+        greeting = asyncio.ensure_future(asyncio.to_thread(open_session, path, hello, timeout_s))
+        try:
+            sock, welcome = await asyncio.shield(greeting)
+        except asyncio.CancelledError:
+            greeting.add_done_callback(_hang_up)
+            raise
+        try:
+            sock.setblocking(False)
+            _, connection = await asyncio.get_running_loop().create_unix_connection(
+                lambda: cls(welcome, on_done, sock), sock=sock
+            )
+        except BaseException:
+            sock.close()
+            raise
         return connection
 
     @property
@@ -48,39 +73,71 @@ class AsyncSessionConnection(asyncio.Protocol):
         """Whether the daemon has gone."""
         return bool(self._closed)
 
-    async def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
-        """Send one request and return the reply's bytes. Raises domain errors, DeadlineExceeded after ``timeout_s``."""
-        call_id, future = self.send(method, payload)
+    async def call(self, method: str, payload: bytes, timeout_s: float, late: Late | None = None) -> bytes:
+        """Send a request and wait for its reply; one that comes when nobody waits any more goes to ``late``."""
+        return await self.wait(await self.send(method, payload, timeout_s), method, timeout_s, late)
+
+    async def send(self, method: str, payload: bytes, timeout_s: float) -> Sent:
+        """Send a request, when it is this call's turn; its reply comes in the future."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._room.wait()
-                frame = await future
+                await self._slots.acquire()
         except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"{method} did not answer within {timeout_s:g} s", field="timeout", value=timeout_s
-            ) from error
-        finally:
-            self._calls.pop(call_id, None)
-        if frame.kind == FrameKind.ERROR:
-            raise from_detail(frame.payload, frame.code)
-        return frame.payload
+            raise _late_error(method, timeout_s) from error
+        try:
+            sent = self._send(method, payload)
+        except BaseException:
+            self._slots.release()
+            raise
+        sent.reply.add_done_callback(lambda _: self._slots.release())
+        return sent
 
-    def send(self, method: str, payload: bytes) -> tuple[int, asyncio.Future[Frame]]:
-        """Send a request; its reply comes in the future."""
+    def _send(self, method: str, payload: bytes) -> Sent:
         if self._closed or self._transport is None:
             raise Unavailable(self._closed or "the connection has not begun")
         call_id = self._next_id
         self._next_id += 1
         frame = pack_frame(call_id, FrameKind.REQUEST, payload, name=method.encode("ascii"))
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
+        sent = Sent(call_id, asyncio.get_running_loop().create_future())
+        self._calls[call_id] = sent.reply
         self._transport.write(frame)
-        return call_id, future
+        return sent
+
+    async def wait(self, sent: Sent, method: str, timeout_s: float, late: Late | None = None) -> bytes:
+        """Wait for the reply of ``send``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._room.wait()
+                frame = await asyncio.shield(sent.reply)
+        except TimeoutError as error:
+            self.forget(sent, late)
+            raise _late_error(method, timeout_s) from error
+        except asyncio.CancelledError:
+            self.forget(sent, late)
+            raise
+        if frame.kind == FrameKind.ERROR:
+            raise from_detail(frame.payload, frame.code)
+        return frame.payload
+
+    def forget(self, sent: Sent, late: Late | None = None) -> None:
+        """Nobody waits for the reply any more: hand it to ``late`` when it comes, or drop it."""
+        if late is not None:
+            sent.reply.add_done_callback(lambda reply: _hand_over(reply, late))
 
     def post(self, method: str, payload: bytes) -> None:
         """Send a request whose reply nobody needs."""
-        call_id, _ = self.send(method, payload)
-        del self._calls[call_id]
+        self._send(method, payload)
+
+    def pump(self) -> None:
+        """See ``steps.Link``: the loop takes in what comes."""
+
+    def abandon(self) -> None:
+        """See ``steps.Link``. The loop is the parent's too, so it is told nothing."""
+        self._closed = self._closed or "this session belongs to the process that forked"
+        self._transport = None
+        fd = self._socket.detach()
+        if fd >= 0:
+            os.close(fd)
 
     def close(self) -> None:
         """End the session. Idempotent."""
@@ -139,7 +196,7 @@ class AsyncSessionConnection(asyncio.Protocol):
         if frame.call_id == 0:
             self._end(str(from_detail(frame.payload, frame.code)))
             return
-        future = self._calls.get(frame.call_id)
+        future = self._calls.pop(frame.call_id, None)
         if future is not None and not future.done():
             future.set_result(frame)
 
@@ -150,3 +207,18 @@ class AsyncSessionConnection(asyncio.Protocol):
                 while not ready() and not self._closed:
                     self.news.clear()
                     await self.news.wait()
+
+
+def _hang_up(greeting: asyncio.Future[tuple[socket.socket, Welcome]]) -> None:
+    """Nobody wants the session that was opened meanwhile."""
+    if not greeting.cancelled() and greeting.exception() is None:
+        greeting.result()[0].close()
+
+
+def _hand_over(reply: asyncio.Future[Frame], late: Late) -> None:
+    if not reply.cancelled() and reply.exception() is None and reply.result().kind == FrameKind.REPLY:
+        late(reply.result().payload)
+
+
+def _late_error(method: str, timeout_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"{method} did not answer within {timeout_s:g} s", field="timeout", value=timeout_s)

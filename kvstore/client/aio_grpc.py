@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -14,15 +14,27 @@ from kvstore.client.arenas import Arenas
 from kvstore.client.grpc_errors import CHANNEL_OPTIONS, CLOSE_SECONDS_MAX, domain_error, is_other_boot
 from kvstore.client.handshake import Welcome
 from kvstore.client.options import ClientOptions
-from kvstore.core.errors import KVStoreError, Unavailable
+from kvstore.client.steps import Late
+from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.v1 import session_pb2
 from kvstore.wire.errors import SESSION_METADATA
 
 log = logging.getLogger(__name__)
 
 
+LATE_SECONDS: Final = 60.0
+"""How long a call goes on behind its caller's deadline, so that what the daemon did for it can be undone."""
+
+POST_SECONDS: Final = 10.0
+
+_INHERITED: Final[list[Any]] = []
+"""Channels of the parent's, in the child of a fork."""
+
+
 class AsyncGrpcConnection:
     """A session whose calls go over gRPC; ``local`` brings its memory and the ends of its jobs."""
+
+    generation = -1
 
     def __init__(self, address: str, local: AsyncSessionConnection | None) -> None:
         self._local = local
@@ -30,7 +42,8 @@ class AsyncGrpcConnection:
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._closed = False
         self._keeper: asyncio.Task[None] | None = None
-        self._posts: set[asyncio.Task[None]] = set()
+        self._sent: set[asyncio.Task[bytes]] = set()
+        """Calls under way, kept until they end: gRPC cancels what is collected."""
         self._closing: asyncio.Task[None] | None = None
         self.pushes = local is not None
         self.welcome = Welcome(b"", b"", Arenas(), "")
@@ -50,7 +63,7 @@ class AsyncGrpcConnection:
             reply = await connection.call(
                 "kvstore.v1.Sessions/OpenRemote", request.SerializeToString(), options.connect_timeout_s
             )
-        except KVStoreError:
+        except BaseException:
             connection.close()
             raise
         opened = session_pb2.OpenRemoteResponse.FromString(reply)
@@ -71,9 +84,21 @@ class AsyncGrpcConnection:
         """Whether the daemon has gone."""
         return self._closed or (self._local is not None and self._local.closed)
 
-    async def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
-        """Send one request and return the reply's bytes. Raises domain errors, DeadlineExceeded after ``timeout_s``."""
-        call: Any = self._channel.unary_unary(f"/{method}")(payload, timeout=timeout_s, metadata=self._metadata)
+    async def call(self, method: str, payload: bytes, timeout_s: float, late: Late | None = None) -> bytes:
+        """Send a request and wait for its reply; one that comes when nobody waits any more goes to ``late``."""
+        return await self.wait(await self.send(method, payload, timeout_s), method, timeout_s, late)
+
+    async def send(self, method: str, payload: bytes, timeout_s: float) -> asyncio.Task[bytes]:
+        """Send a request; its reply comes in the task, which lives until the call has ended."""
+        task = asyncio.get_running_loop().create_task(self._call(method, payload, timeout_s))
+        self._sent.add(task)
+        task.add_done_callback(self._sent.discard)
+        return task
+
+    async def _call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
+        call: Any = self._channel.unary_unary(f"/{method}")(
+            payload, timeout=timeout_s + LATE_SECONDS, metadata=self._metadata
+        )
         try:
             reply = await call
             if is_other_boot(await call.initial_metadata(), self.welcome.boot_id):
@@ -83,17 +108,44 @@ class AsyncGrpcConnection:
         except grpc.RpcError as error:
             raise self._domain(error, method, timeout_s) from error
 
+    async def wait(self, sent: asyncio.Task[bytes], method: str, timeout_s: float, late: Late | None = None) -> bytes:
+        """Wait for the reply of ``send``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(sent)
+        except TimeoutError as error:
+            self.forget(sent, late)
+            raise DeadlineExceeded(
+                f"{method} did not answer within {timeout_s:g} s", field="timeout", value=timeout_s
+            ) from error
+        except asyncio.CancelledError:
+            self.forget(sent, late)
+            raise
+
+    def forget(self, sent: asyncio.Task[bytes], late: Late | None = None) -> None:
+        """Nobody waits for the reply any more: hand it to ``late`` when it comes, or drop it."""
+        sent.add_done_callback(lambda task: self._hand_over(task, late))
+
+    def _hand_over(self, task: asyncio.Task[bytes], late: Late | None) -> None:
+        if not task.cancelled() and task.exception() is None and late is not None and not self.closed:
+            late(task.result())
+
     def post(self, method: str, payload: bytes) -> None:
         """Send a request whose reply nobody needs."""
-        task = asyncio.get_running_loop().create_task(self._post(method, payload))
-        self._posts.add(task)
-        task.add_done_callback(self._posts.discard)
+        task = asyncio.get_running_loop().create_task(self._call(method, payload, POST_SECONDS))
+        self._sent.add(task)
+        task.add_done_callback(self._sent.discard)
+        self.forget(task)
 
-    async def _post(self, method: str, payload: bytes) -> None:
-        try:
-            await self.call(method, payload, 10.0)
-        except KVStoreError as error:
-            log.warning("%s failed: %s", method, error)
+    def pump(self) -> None:
+        """See ``steps.Link``: the loop takes in what comes."""
+
+    def abandon(self) -> None:
+        """See ``steps.Link``. A channel of the parent's is neither used nor closed here."""
+        self._closed = True
+        _INHERITED.append(self._channel)
+        if self._local is not None:
+            self._local.abandon()
 
     async def stream(self, method: str, payload: bytes, timeout_s: float) -> AsyncIterator[bytes]:
         """Messages of a server stream."""
@@ -141,6 +193,9 @@ class AsyncGrpcConnection:
                 await self.call("kvstore.v1.Sessions/CloseRemote", b"", CLOSE_SECONDS_MAX)
             except KVStoreError as error:
                 log.info("a remote session was not closed and will expire: %s", error)
+        if self._sent:
+            # Releases that were posted a moment ago go out first.
+            await asyncio.wait(set(self._sent) - {asyncio.current_task()}, timeout=CLOSE_SECONDS_MAX)
         await self._channel.close()
 
     async def wait_closed(self) -> None:

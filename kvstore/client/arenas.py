@@ -35,6 +35,8 @@ class Arenas:
     """What one session can address."""
 
     views: dict[Area, memoryview] = field(default_factory=dict)
+    versions: dict[Area, memoryview[int]] = field(default_factory=dict)
+    """The version of each page of an area, as the daemon has it now; areas without versions have no entry."""
     cuda: CudaArena | None = None
 
     def view(self, area: Area) -> memoryview:
@@ -67,9 +69,17 @@ def map_arenas(infos: Sequence[session_pb2.ArenaInfo], fds: Sequence[int], *, wa
             raise Unavailable(f"{len(fds)} descriptors came with {len(attached)} arenas")
         if not wanted:
             return Arenas()
-        views = {Area(info.area): _map(info, fd) for info, fd in zip(attached, fds, strict=True)}
+        views: dict[Area, memoryview] = {}
+        versions: dict[Area, memoryview[int]] = {}
+        for info, fd in zip(attached, fds, strict=True):
+            area, whole = Area(info.area), _map(info, fd)
+            views[area] = whole[: info.bytes]
+            if info.versions_offset:
+                pages = -(-info.bytes // 4096)
+                behind = whole[info.versions_offset : info.versions_offset + 8 * pages]
+                versions[area] = behind.toreadonly().cast("Q")
         remote = [CudaArena(i.bytes, i.device, i.cuda_ipc_handle) for i in infos if i.kind == "cuda-ipc"]
-        return Arenas(views, remote[0] if remote else None)
+        return Arenas(views, versions, remote[0] if remote else None)
     finally:
         for fd in fds:
             os.close(fd)
@@ -84,7 +94,7 @@ def _map(info: session_pb2.ArenaInfo, fd: int) -> memoryview:
     except OSError as error:
         raise Unavailable(f"the {Area(info.area).name} arena of {size} bytes can not be mapped: {error}") from error
     _populate(mapped, protection)
-    return memoryview(mapped)[: info.bytes]
+    return memoryview(mapped)
 
 
 def _populate(mapped: mmap.mmap, protection: int) -> bool:

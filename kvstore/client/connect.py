@@ -6,24 +6,21 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from kvstore.client.connection import Connection
 from kvstore.client.handshake import Hello
 from kvstore.client.options import ClientOptions, Control, Target
 from kvstore.client.session_connection import SessionConnection
 from kvstore.v1 import session_pb2
 
 
-def connect(target: Target, options: ClientOptions, on_done: Callable[[session_pb2.JobDone], None]) -> Connection:
+def connect(target: Target, options: ClientOptions, on_done: Callable[[session_pb2.JobDone], None]) -> Any:
     """Open a session. Raises Unavailable if there is no daemon, or what it refused with."""
     if target.address:
-        made: Connection = _grpc().RemoteConnection(target.address, options)
-        return made
+        return _grpc().RemoteConnection(target.address, options)
     hello = Hello(options.name, options.buffer_bytes, options.device and options.buffer_bytes > 0)
     local = SessionConnection(target.socket, hello, options.connect_timeout_s, on_done)
     if options.control is Control.SOCKET:
         return local
-    controlled: Connection = _grpc().LocalGrpcConnection(target.socket, local, options)
-    return controlled
+    return _grpc().LocalGrpcConnection(target.socket, local, options)
 
 
 def _grpc() -> Any:

@@ -11,7 +11,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import grpc
 
@@ -20,12 +21,22 @@ from kvstore.client.grpc_errors import CHANNEL_OPTIONS, CLOSE_SECONDS_MAX, domai
 from kvstore.client.handshake import Welcome
 from kvstore.client.options import ClientOptions
 from kvstore.client.session_connection import SessionConnection
-from kvstore.core.errors import KVStoreError, Unavailable
+from kvstore.client.steps import Late
+from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.v1 import session_pb2
 from kvstore.wire.errors import SESSION_METADATA
 from kvstore.wire.paths import grpc_socket
 
 log = logging.getLogger(__name__)
+
+
+LATE_SECONDS: Final = 60.0
+"""How long a call goes on behind its caller's deadline, so that what the daemon did for it can be undone."""
+
+POST_SECONDS: Final = 10.0
+
+_INHERITED: Final[list[Any]] = []
+"""Channels of the parent's, in the child of a fork: closing one there could wait for threads that do not live there."""
 
 
 class _Calls:
@@ -45,35 +56,61 @@ class _Calls:
         self._metadata = ((SESSION_METADATA, token.hex()),)
         self._boot_id = boot_id
 
-    def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
-        try:
-            reply, info = self._unary(method).with_call(payload, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise self._domain(error, method, timeout_s) from error
-        self._check_boot(info)
-        return bytes(reply)
+    def call(self, method: str, payload: bytes, timeout_s: float, late: Late | None = None) -> bytes:
+        return self.wait(self.send(method, payload, timeout_s), method, timeout_s, late)
 
     def _unary(self, method: str) -> Any:
         return self._channel.unary_unary(f"/{method}")
 
     def send(self, method: str, payload: bytes, timeout_s: float) -> int:
-        future = self._unary(method).future(payload, timeout=timeout_s, metadata=self._metadata)
+        # The daemon may answer when the caller has gone; its reply then says what has to be undone.
+        future = self._unary(method).future(payload, timeout=timeout_s + LATE_SECONDS, metadata=self._metadata)
         call_id = next(self._ids)
         with self._lock:
             self._futures[call_id] = future
         return call_id
 
-    def wait(self, call_id: int, method: str, timeout_s: float) -> bytes:
+    def wait(self, call_id: int, method: str, timeout_s: float, late: Late | None = None) -> bytes:
         with self._lock:
-            future = self._futures.pop(call_id)
+            future = self._futures[call_id]
         try:
-            return bytes(future.result())
+            reply = bytes(future.result(timeout_s))
+            self._check_boot(future)
+        except grpc.FutureTimeoutError as error:
+            self.forget(call_id, late)
+            raise DeadlineExceeded(
+                f"{method} did not answer within {timeout_s:g} s", field="timeout", value=timeout_s
+            ) from error
         except grpc.RpcError as error:
+            self.forget(call_id)
             raise self._domain(error, method, timeout_s) from error
+        except BaseException:
+            self.forget(call_id, late)
+            raise
+        self.forget(call_id)
+        return reply
 
-    def forget(self, call_id: int) -> None:
+    def forget(self, call_id: int, late: Late | None = None) -> None:
+        """Nobody waits for the reply any more. The call is kept until it has ended: gRPC cancels what is collected."""
+        with self._lock:
+            future = self._futures.get(call_id)
+        if future is not None:
+            future.add_done_callback(partial(self._ended, call_id, late))
+
+    def _ended(self, call_id: int, late: Late | None, future: Any) -> None:
+        """Called by a thread of gRPC's, or at once."""
         with self._lock:
             self._futures.pop(call_id, None)
+        if late is not None and future.code() is grpc.StatusCode.OK and not self.closed:
+            late(bytes(future.result()))
+
+    def post(self, method: str, payload: bytes) -> None:
+        self.forget(self.send(method, payload, POST_SECONDS))
+
+    def abandon(self) -> None:
+        """In the child of a fork. A channel of the parent's is neither used nor closed here, so it is kept as it is."""
+        self.closed = True
+        _INHERITED.append(self._channel)
 
     def stream(self, method: str, payload: bytes, timeout_s: float) -> Iterator[bytes]:
         """Messages of a server stream."""
@@ -112,6 +149,7 @@ class LocalGrpcConnection:
     """Memory and ends of jobs over the session socket, calls over gRPC; meets ``connection.Connection``."""
 
     pushes = True
+    generation = -1
 
     def __init__(self, path: str, local: SessionConnection, options: ClientOptions) -> None:
         self._local = local
@@ -125,6 +163,7 @@ class LocalGrpcConnection:
         self.send = self._calls.send
         self.wait = self._calls.wait
         self.forget = self._calls.forget
+        self.post = self._calls.post
         self.stream = self._calls.stream
         self.upload = self._calls.upload
         self._timeout_s = options.timeout_s
@@ -133,6 +172,11 @@ class LocalGrpcConnection:
     def closed(self) -> bool:
         """See ``Connection``."""
         return self._local.closed or self._calls.closed
+
+    def abandon(self) -> None:
+        """See ``steps.Link``."""
+        self._calls.abandon()
+        self._local.abandon()
 
     def close(self) -> None:
         """See ``Connection``."""
@@ -144,6 +188,7 @@ class RemoteConnection:
     """A session on another host, kept alive by a thread of its own; meets ``connection.Connection``."""
 
     pushes = False
+    generation = -1
 
     def __init__(self, address: str, options: ClientOptions) -> None:
         self._calls = _Calls(address)
@@ -158,6 +203,7 @@ class RemoteConnection:
         self.send = self._calls.send
         self.wait = self._calls.wait
         self.forget = self._calls.forget
+        self.post = self._calls.post
         self.stream = self._calls.stream
         self.upload = self._calls.upload
         self._ended = threading.Event()
@@ -194,6 +240,11 @@ class RemoteConnection:
     def fileno(self) -> int:
         """See ``Connection``. Raises Unavailable: a remote session has no descriptor that tells of jobs."""
         raise Unavailable("a remote session has no descriptor to poll; call poll() from time to time")
+
+    def abandon(self) -> None:
+        """See ``steps.Link``. The keeper's thread does not live here; the parent keeps its session alive."""
+        self._calls.abandon()
+        self._ended.set()
 
     def close(self) -> None:
         """See ``Connection``. Tells the daemon, which else ends the session when its time to live is over."""

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from kvstore.cache import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 from kvstore.client.state import ClientState, KnownNamespace, outward
+from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import (
     BlockKey,
@@ -48,6 +49,8 @@ class Operation(Generic[T]):
     """Time that the daemon may take beyond the client's deadline for a call, because the caller asked for a wait."""
     pure: bool = False
     """May be sent again after a lost connection."""
+    undo: Callable[[Any, int], Operation[Any] | None] | None = None
+    """What gives back what the daemon did, from a reply (and its generation) that came after its caller had gone."""
 
 
 class Operations:
@@ -136,7 +139,12 @@ class Operations:
                 (None,) * size,
                 Busy(tier, 0, 0, 0, Reason.TIER_UNAVAILABLE),
             ),
+            undo=lambda reply, generation: self._abort_of(parse(reply, generation)),
         )
+
+    def _abort_of(self, reserved: ReserveResult) -> Operation[int] | None:
+        made = [number for number in reserved.reservation_ids if number]
+        return self.abort(made) if made else None
 
     def commit(
         self,
@@ -265,10 +273,11 @@ class Operations:
             leases_pb2.GrantLeaseResponse,
             lambda r, generation: LeaseId(outward(r.lease_id, generation)),
             lambda: LeaseId(0),
+            undo=lambda r, generation: self.release(LeaseId(outward(r.lease_id, generation)), None, ()),
         )
 
     def renew_lease(self, lease_id: LeaseId) -> Operation[int]:
-        """Leases/RenewLease; a failed cache renews for 0 ms."""
+        """Leases/RenewLease."""
         return Operation(
             "kvstore.v1.Leases/RenewLease",
             lambda: leases_pb2.RenewLeaseRequest(lease_id=self._state.lease(lease_id)),
@@ -347,3 +356,13 @@ def commit_result(reply: cache_pb2.CommitResponse, _generation: int = 0) -> Comm
 def missed(count: int) -> FetchResult:
     """The answer of a cache that has nothing: ``count`` misses."""
     return FetchResult((Outcome.MISS,) * count, (Reason.TIER_UNAVAILABLE,) * count, (None,) * count)
+
+
+def request_of(operation: Operation[Any]) -> bytes:
+    """The request as bytes. InvalidArgument where an argument is of a type or size that no message takes."""
+    try:
+        built: Message = operation.build()
+        return built.SerializeToString()
+    except (TypeError, ValueError, AttributeError) as error:
+        name = operation.method.rpartition("/")[2]
+        raise InvalidArgument(f"arguments of {name}", str(error)[:200], "values that its message takes") from error

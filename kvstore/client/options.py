@@ -39,6 +39,8 @@ class ClientOptions:
     timeout_s: float = 10.0
     """Deadline of a call, beyond what the call itself was asked to wait."""
     connect_timeout_s: float = 10.0
+    job_timeout_s: float = 60.0
+    """A job (of ``fetch`` or ``prefetch``) that has not ended by then ends as misses, whatever the daemon does."""
     lease_ttl_ms: int = 60_000
     """Time to live of the leases that put and get use themselves."""
     lossless: bool = True
@@ -52,7 +54,7 @@ class ClientOptions:
     def __post_init__(self) -> None:
         if self.buffer_bytes < 0:
             raise InvalidArgument("buffer_bytes", self.buffer_bytes, "0 or more")
-        for name in ("timeout_s", "connect_timeout_s"):
+        for name in ("timeout_s", "connect_timeout_s", "job_timeout_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise InvalidArgument(name, getattr(self, name), "above 0, at most 3600 seconds")
         if not 1 <= self.copy_threads <= 64:

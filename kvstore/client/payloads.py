@@ -7,9 +7,9 @@ use these steps; they differ in how they wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from kvstore.cache import CommitEntry, CommitResult, FetchResult, ReserveResult
 from kvstore.client.copying import Copies, as_bytes, span
@@ -22,6 +22,9 @@ PUT_PART_BYTES: Final = 32 << 20
 but each part costs a call with a hop to a thread: 16 blocks of 1 MiB took 4.9 ms in one part, 6.4 in two, 7.4 in 4."""
 
 Memory = Callable[[Area], memoryview]
+
+PAGE_BITS: Final = 12
+"""Versions are of pages of 4,096 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,13 @@ class BlockView:
     offset: int
     layout: BlockLayout
     codec: Codec
+    version: int = 0
+    versions: Sequence[int] = ()
+    """Of the pages of ``memory``, as they are now; empty where it has none."""
+
+    def held(self) -> bool:
+        """Whether what was read up to now was this block's: its page has the version still that was told with it."""
+        return not self.version or self.versions[self.offset >> PAGE_BITS] == self.version
 
     def slice(self, layer: int) -> memoryview:
         """Bytes of one layer."""
@@ -67,6 +77,53 @@ class BlockView:
         return self.memory[begin : begin + self.layout.of_codec(self.layout.layer_codec(self.codec, layer))[0]]
 
 
+class Views(tuple[BlockView | None, ...]):
+    """What ``get_in_place`` shows: a view a key, None where it is not HIT. ``held`` says whether they can be believed.
+
+    While they are open their lease is renewed. Its time can end all the same: this process was stopped, the daemon was
+    away. Then other blocks may come to lie there, and ``held`` is False from the first one on.
+    """
+
+    lease: Any = None
+    rights: Any = None
+    lost = False
+    """Whether the lease could not be renewed."""
+    ended = False
+    _held = True
+
+    @classmethod
+    def of(cls, fetched: FetchResult, layout: BlockLayout, memory: Memory, versions: Mapping[Area, Any]) -> Views:
+        """Where the fetched blocks lie."""
+        areas: dict[Area, memoryview] = {}
+        views: list[BlockView | None] = []
+        for outcome, place in zip(fetched.outcomes, fetched.places, strict=True):
+            if place is None or outcome is not Outcome.HIT:
+                views.append(None)
+                continue
+            area = place.area
+            if area not in areas:
+                areas[area] = memory(area)
+            numbers = versions.get(area, ())
+            version = place.version if len(numbers) else 0
+            views.append(BlockView(areas[area], place.offset, layout, place.codec, version, numbers))
+        return cls(views)
+
+    def held(self) -> bool:
+        """Whether all that was read from the views up to now (or up to the end of the ``with``) was their blocks'."""
+        if not self.ended:
+            self._held = self._held and all(view is None or view.held() for view in self)
+        return self._held
+
+    def end(self, alive: bool) -> bool:
+        """Look a last time, before the pins go; ``alive``: whether the lease is known to have lived until now.
+
+        Where memory has no versions (CUDA) the lease alone has to do.
+        """
+        proven = self.held() and (alive or all(view is None or view.version for view in self))
+        self._held, self.ended = proven, True
+        return proven
+
+
 @dataclass(frozen=True, slots=True)
 class PutPlan:
     """A put that was checked: its blocks, their bytes, and the parts that are written one after another."""
@@ -74,7 +131,8 @@ class PutPlan:
     blocks: PutBlocks
     layout: BlockLayout
     sources: list[memoryview]
-    parts: list[slice]
+    step: int
+    """Blocks of one part."""
 
     @classmethod
     def of(cls, layout: BlockLayout, blocks: PutBlocks, part_bytes: int = PUT_PART_BYTES) -> PutPlan:
@@ -89,20 +147,20 @@ class PutPlan:
             )
         size = layout.layers * layout.raw_slice_bytes
         sources = [as_bytes(f"payloads[{i}]", payload, size) for i, payload in enumerate(blocks.payloads)]
-        step = max(1, part_bytes // layout.stored_bytes)
-        return cls(blocks, layout, sources, [slice(b, min(b + step, count)) for b in range(0, count, step)])
+        return cls(blocks, layout, sources, max(1, part_bytes // layout.stored_bytes))
 
-    def batches(self, room_bytes: int) -> list[tuple[slice, list[slice]]]:
-        """Parts by the reservation that they share: as many blocks as half of a buffer of ``room_bytes`` holds."""
-        blocks = self.places_max(room_bytes)
-        found: list[tuple[slice, list[slice]]] = []
-        for part in self.parts:
-            whole, parts = found[-1] if found else (slice(0, 0), [])
-            if found and part.stop - whole.start <= blocks:
-                found[-1] = (slice(whole.start, part.stop), [*parts, part])
-            else:
-                found.append((part, [part]))
-        return found
+    @property
+    def parts(self) -> list[slice]:
+        """All blocks in parts of ``step``."""
+        return self.parts_of(slice(0, len(self.sources)))
+
+    def parts_of(self, blocks: slice) -> list[slice]:
+        """Some blocks in parts of ``step``, which are written while the daemon takes in the one before."""
+        return _slices(blocks, self.step)
+
+    def windows(self, room_bytes: int) -> list[slice]:
+        """All blocks in windows, each as many as have places at one time in a buffer of ``room_bytes``."""
+        return _slices(slice(0, len(self.sources)), self.places_max(room_bytes))
 
     def places_max(self, room_bytes: int) -> int:
         """Blocks that half of a buffer of ``room_bytes`` holds, 1 at least; the other half is for cold reads."""
@@ -146,11 +204,14 @@ def pending_of(reserved: ReserveResult) -> list[int]:
     return [i for i, outcome in enumerate(reserved.outcomes) if outcome is Outcome.PENDING]
 
 
+def _slices(whole: slice, step: int) -> list[slice]:
+    return [slice(begin, min(begin + step, whole.stop)) for begin in range(whole.start, whole.stop, step)]
+
+
 def part_of(reserved: ReserveResult, begin: int, end: int) -> ReserveResult:
     """What a reservation answered for some of its entries."""
-    return ReserveResult(
-        reserved.outcomes[begin:end], reserved.reservation_ids[begin:end], reserved.places[begin:end], reserved.busy
-    )
+    part = slice(begin, end)
+    return ReserveResult(reserved.outcomes[part], reserved.reservation_ids[part], reserved.places[part], reserved.busy)
 
 
 def part_result(reserved: ReserveResult, committed: CommitResult | None) -> CommitResult:
@@ -227,25 +288,34 @@ class GetPlan:
         got = GotBlocks(fetched.outcomes, fetched.reasons, tuple(payloads), tuple(codecs), self.destination)
         return [copies for _, _, copies in groups.values()], got
 
+    def proven(
+        self, got: GotBlocks, fetched: FetchResult, versions: Mapping[Area, Sequence[int]]
+    ) -> tuple[GotBlocks, int]:
+        """After the copies: a HIT only where the place has the version still that came with it, and how many have not.
+
+        Such a block went while it was copied (the lease had ended: this process was stopped, say), so the bytes may
+        be another's: a miss.
+        """
+        wrong = [
+            i
+            for i, place in enumerate(fetched.places)
+            if place is not None
+            and place.version
+            and got.payloads[i] is not None
+            and place.area in versions
+            and versions[place.area][place.offset >> PAGE_BITS] != place.version
+        ]
+        if not wrong:
+            return got, 0
+        outcomes, reasons, payloads = list(got.outcomes), list(got.reasons), list(got.payloads)
+        for i in wrong:
+            outcomes[i], reasons[i], payloads[i] = Outcome.MISS, Reason.EVICTED, None
+        return replace(got, outcomes=tuple(outcomes), reasons=tuple(reasons), payloads=tuple(payloads)), len(wrong)
+
 
 def slot_bytes(layout: BlockLayout) -> int:
     """Bytes that hold any payload of a namespace: the larger of raw and coded."""
     return max(layout.units_of(codec) * layout.of_codec(codec)[0] for codec in Codec)
-
-
-def views_of(fetched: FetchResult, layout: BlockLayout, memory: Memory) -> tuple[BlockView | None, ...]:
-    """Where the fetched blocks lie."""
-    areas: dict[Area, memoryview] = {}
-    views: list[BlockView | None] = []
-    for outcome, place in zip(fetched.outcomes, fetched.places, strict=True):
-        if place is None or outcome is not Outcome.HIT:
-            views.append(None)
-            continue
-        area, offset, _, codec, _ = place
-        if area not in areas:
-            areas[area] = memory(area)
-        views.append(BlockView(areas[area], offset, layout, codec))
-    return tuple(views)
 
 
 def required(place: Place | None) -> Place:

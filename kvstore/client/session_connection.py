@@ -19,12 +19,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.client.handshake import Hello, open_session
+from kvstore.client.steps import Late
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.v1 import session_pb2
 from kvstore.wire.errors import from_detail
 from kvstore.wire.framing import Frame, FrameDecoder, FrameKind, pack_frame
 
 _RECEIVE_BYTES: Final = 262144
+CALLS_MAX: Final = 60
+"""Calls that a session has under way at one time; the daemon refuses more than 64."""
+
+POST_SECONDS_MAX: Final = 10.0
+"""Longest that a posted request waits for room in the socket."""
 
 
 @dataclass(slots=True)
@@ -38,6 +44,7 @@ class SessionConnection:
     """A session on the session socket; meets ``connection.Connection``."""
 
     pushes = True
+    generation = -1
 
     def __init__(
         self, path: str, hello: Hello, timeout_s: float, on_done: Callable[[session_pb2.JobDone], None]
@@ -52,6 +59,10 @@ class SessionConnection:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._calls: dict[int, _Call] = {}
+        self._late: dict[int, Late] = {}
+        """By call id: what takes a reply whose caller has gone."""
+        self._due: list[tuple[Late, bytes]] = []
+        """Late replies that have come; handed over without the lock."""
         self._next_id = 1
         self._leading = False
         self._closed = ""
@@ -65,12 +76,21 @@ class SessionConnection:
         """See ``Connection``."""
         return bool(self._closed)
 
-    def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
-        """See ``Connection``."""
-        return self.wait(self.send(method, payload, timeout_s), method, timeout_s)
+    def call(self, method: str, payload: bytes, timeout_s: float, late: Late | None = None) -> bytes:
+        """Send a request and wait for its reply; one that comes later than ``timeout_s`` goes to ``late``."""
+        return self.wait(self.send(method, payload, timeout_s), method, timeout_s, late)
 
-    def send(self, method: str, payload: bytes, timeout_s: float) -> int:
-        """Send a request and return its call id; every one sent must be waited for or forgotten."""
+    def post(self, method: str, payload: bytes) -> None:
+        """Send a request whose reply nobody needs."""
+        self.forget(self.send(method, payload, POST_SECONDS_MAX, bounded=False))
+
+    def send(self, method: str, payload: bytes, timeout_s: float, *, bounded: bool = True) -> int:
+        """Send a request and return its call id; every one sent must be waited for or forgotten.
+
+        With ``bounded`` it waits for its turn where the daemon takes no more calls of one session at a time.
+        """
+        if bounded and len(self._calls) >= CALLS_MAX:
+            self.wait_until(lambda: len(self._calls) < CALLS_MAX, timeout_s)
         with self._changed:
             if self._closed:
                 raise Unavailable(self._closed)
@@ -81,15 +101,23 @@ class SessionConnection:
             frame = pack_frame(call_id, FrameKind.REQUEST, payload, name=method.encode("ascii"))
             with self._sending:
                 self._send_all(frame, time.monotonic() + timeout_s)
-        except KVStoreError:
+        except BaseException:
             self.forget(call_id)
             raise
         return call_id
 
-    def forget(self, call_id: int) -> None:
-        """Drop the reply of a call when it comes."""
+    def forget(self, call_id: int, late: Late | None = None) -> None:
+        """Nobody waits for the reply of a call any more: hand it to ``late`` when it comes, or drop it."""
         with self._changed:
-            self._calls.pop(call_id, None)
+            call = self._calls.pop(call_id, None)
+            if late is None or self._closed:
+                return
+            if call is None or call.frame is None:
+                self._late[call_id] = late
+                return
+            reply = call.frame
+        if reply.kind == FrameKind.REPLY:
+            late(reply.payload)
 
     def _send_all(self, frame: bytes, deadline: float) -> None:
         view = memoryview(frame)
@@ -108,12 +136,16 @@ class SessionConnection:
             # A half-sent request can not be taken back, so the connection is of no more use.
             raise self._end("the daemon does not read its socket")
 
-    def wait(self, call_id: int, method: str, timeout_s: float) -> bytes:
+    def wait(self, call_id: int, method: str, timeout_s: float, late: Late | None = None) -> bytes:
         """Wait for the reply of a call that was sent."""
         call = self._calls.get(call_id, _Call())
-        self.wait_until(lambda: call.frame is not None, timeout_s)
-        self.forget(call_id)
+        try:
+            self.wait_until(lambda: call.frame is not None, timeout_s)
+        except BaseException:
+            self.forget(call_id, late)
+            raise
         frame = call.frame
+        self.forget(call_id, late if frame is None else None)
         if frame is None:
             if self._closed:
                 raise Unavailable(self._closed)
@@ -139,6 +171,15 @@ class SessionConnection:
                 finally:
                     self._leading = False
                     self._changed.notify_all()
+        if self._due:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give late replies to whom they concern. Without the lock, since that may send."""
+        with self._changed:
+            due, self._due = self._due, []
+        for late, reply in due:
+            late(reply)
 
     def _lead(self, timeout_s: float) -> None:
         """Wait for the socket once, with the lock let go, and hand out what came."""
@@ -182,6 +223,10 @@ class SessionConnection:
         call = self._calls.get(frame.call_id)
         if call is not None:
             call.frame = frame
+        elif self._late:
+            late = self._late.pop(frame.call_id, None)
+            if late is not None and frame.kind == FrameKind.REPLY:
+                self._due.append((late, frame.payload))
 
     def pump(self) -> None:
         """See ``Connection``."""
@@ -194,6 +239,8 @@ class SessionConnection:
             if not self._closed:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
+        if self._due:
+            self._hand_over()
 
     def _receive_now(self) -> bytes:
         try:
@@ -220,7 +267,24 @@ class SessionConnection:
         if not self._closed:
             self._closed = message
             self._calls.clear()
+            self._late.clear()
             self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """In the child of a fork: close what was inherited, and nothing else. No other thread lives here.
+
+        The parent's session ends when its own descriptors are closed, so none of ours may stay open.
+        """
+        self._closed = self._closed or "this session belongs to the process that forked"
+        self._changed, self._sending = threading.Condition(), threading.Lock()
+        self._leading = False
+        self._calls.clear()
+        self._late.clear()
+        if self._bell >= 0:
+            self._poller.close()
+            os.close(self._socket.detach())
+            os.close(self._bell)
+            self._bell = -1
 
     def close(self) -> None:
         """See ``Connection``."""

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.cache import FetchResult
+from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import KVStoreError, UnknownJob, UnknownLease, UnknownReservation
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
-from kvstore.core.types import JobId, LeaseId, NamespaceId, ReservationId
+from kvstore.core.types import JobId, LeaseId, NamespaceId, Outcome, Reason, ReservationId
 
 GENERATION_SHIFT: Final = 48
 _ID_MASK: Final = (1 << GENERATION_SHIFT) - 1
@@ -42,6 +43,14 @@ class KnownNamespace:
 
 
 @dataclass(frozen=True, slots=True)
+class Completion:
+    """A job that has ended, and its final result."""
+
+    job_id: JobId
+    result: FetchResult
+
+
+@dataclass(frozen=True, slots=True)
 class Backoff:
     """Pauses between attempts to connect: doubled from ``first_s`` to ``last_s``, with up to a quarter of jitter."""
 
@@ -57,9 +66,13 @@ class Backoff:
 class ClientState:
     """The client's memory. Thread-safe."""
 
-    def __init__(self, backoff: Backoff) -> None:
+    def __init__(self, backoff: Backoff, clock: Clock | None = None, job_timeout_s: float = 60.0) -> None:
         self._lock = threading.Lock()
         self._backoff = backoff
+        self._clock = clock or MonotonicClock()
+        self._job_timeout_s = job_timeout_s
+        self._job_deadlines: dict[JobId, float] = {}
+        """Of jobs that are under way: past it a job ends as misses, whatever the daemon does."""
         self._generation = -1
         self._boot_id = b""
         self._namespaces: dict[NamespaceId, KnownNamespace] = {}
@@ -167,11 +180,13 @@ class ClientState:
         with self._lock:
             early = self._early.pop(job_id, None)
             _keep(self._pending if early is None else self._finished, job_id, early or result)
+            if early is None:
+                self._job_deadlines[job_id] = self._clock.now() + self._job_timeout_s
 
     def job_done(self, job_id: JobId, result: FetchResult) -> None:
         """A job has ended. Jobs that nobody waits for yet are kept until their PENDING answer comes."""
         with self._lock:
-            known = self._pending.pop(job_id, None) is not None
+            known = self._forget(job_id) is not None
             _keep(self._finished if known else self._early, job_id, result)
 
     def is_finished(self, job_id: JobId) -> bool:
@@ -208,8 +223,40 @@ class ClientState:
     def lose_job(self, job_id: JobId) -> int:
         """Forget a job that can not end any more; returns how many keys it had (0 if it is not known)."""
         with self._lock:
-            result = self._pending.pop(job_id, None)
+            result = self._forget(job_id)
             return 0 if result is None else len(result.outcomes)
+
+    def _forget(self, job_id: JobId) -> FetchResult | None:
+        """Take a job out of those under way. Lock held."""
+        self._job_deadlines.pop(job_id, None)
+        return self._pending.pop(job_id, None)
+
+    def all_jobs_lost(self) -> None:
+        """There is no connection: no job that is under way can end any more, so each ends now, as misses."""
+        with self._lock:
+            for job_id in list(self._pending):
+                self._lose(job_id, Reason.TIER_UNAVAILABLE)
+
+    def end_overdue(self, now: float) -> None:
+        """End the jobs that are past their deadline, as misses."""
+        with self._lock:
+            for job_id in [j for j, deadline in self._job_deadlines.items() if deadline <= now]:
+                self._lose(job_id, Reason.DEADLINE)
+
+    def overdue(self, job_id: JobId, now: float) -> FetchResult | None:
+        """The misses of a job that is past its deadline, which ends it; None while it is not."""
+        with self._lock:
+            if self._job_deadlines.get(job_id, now + 1) > now:
+                return None
+            self._lose(job_id, Reason.DEADLINE)
+            return self._finished.pop(job_id, None)
+
+    def _lose(self, job_id: JobId, reason: Reason) -> None:
+        """End a job under way as misses for a reason. Lock held."""
+        result = self._forget(job_id)
+        if result is not None:
+            count = len(result.outcomes)
+            _keep(self._finished, job_id, FetchResult((Outcome.MISS,) * count, (reason,) * count, (None,) * count))
 
     def job_lost(self, job_id: JobId, result: FetchResult) -> None:
         """A job of an earlier connection ends here with ``result``, its misses."""
@@ -221,8 +268,17 @@ class ClientState:
         with self._lock:
             lost = [(j, len(r.outcomes)) for j, r in self._pending.items() if j >> GENERATION_SHIFT != self._generation]
             for job_id, _ in lost:
-                del self._pending[job_id]
+                self._forget(job_id)
             return lost
+
+    def forked(self) -> None:
+        """In the child of a fork: a lock that another thread held is new, and what the parent began is another's."""
+        self._lock = threading.Lock()
+        self._generation = self.next_generation
+        self._connect_failures = 0
+        self._next_attempt = 0.0
+        self._early.clear()
+        self._claimed.clear()
 
     # ------------------------------------------------------------ failures
 

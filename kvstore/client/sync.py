@@ -1,42 +1,38 @@
-"""The synchronous client: meets ``store.api.Cache`` over a session, thread-safe, reconnecting by itself.
+"""The blocking client: meets ``kvstore.cache.Cache`` over a session, thread-safe, reconnecting by itself.
 
-The lock guards which connection is current; it is held while connecting, never during a call.
+All that it decides is in ``flows.py``; this is the driver that carries the flows' steps out, in the calling thread.
+The lock is held while connecting, never during a call.
 """
 
 from __future__ import annotations
 
-import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from kvstore.cache import CommitResult, FetchResult
+from kvstore.client import steps
 from kvstore.client.connect import connect
-from kvstore.client.connection import Connection
-from kvstore.client.core import CALLERS_ERRORS, Completion, note_failure
-from kvstore.client.operations import Operation, Operations, fetch_result, missed
+from kvstore.client.copying import copy_all
+from kvstore.client.flows import CALLERS_ERRORS, Flows
+from kvstore.client.operations import Operation, Operations
 from kvstore.client.options import ClientOptions
 from kvstore.client.options import Target as Address
-from kvstore.client.payloads import BlockView, GotBlocks, PutBlocks
-from kvstore.client.state import ClientState, outward
+from kvstore.client.payloads import Views
+from kvstore.client.state import ClientState
+from kvstore.client.steps import Flow
 from kvstore.client.sync_calls import SyncCalls
-from kvstore.client.transfer import Transfer
 from kvstore.core.clock import Clock, MonotonicClock
-from kvstore.core.errors import KVStoreError, Unavailable
-from kvstore.core.types import (
-    Area,
-    BlockKey,
-    JobId,
-    NamespaceId,
-    Outcome,
-)
-from kvstore.v1 import session_pb2
+from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
+from kvstore.core.types import Area, BlockKey, NamespaceId
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_CLIENTS: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
 
 
 class Client(SyncCalls):
@@ -45,120 +41,66 @@ class Client(SyncCalls):
     ``target`` is the path of the session socket, or ``grpc://host:port`` for a daemon on another host. Without
     ``options.strict`` no method raises for a failure of the cache; see ``ClientOptions``. Errors of the caller
     (InvalidArgument, NamespaceMismatch) raise always. After a restart of the daemon the next call connects again
-    and opens the known namespaces again; leases, reservations and jobs of the old session are unknown then.
+    and opens the known namespaces again; leases, reservations and jobs of the old session are unknown then. In the
+    child of a fork a client begins unconnected, with a session of its own at its first call.
     """
 
     def __init__(self, target: str | Path, options: ClientOptions | None = None, *, clock: Clock | None = None) -> None:
         self._address = Address.parse(target)
-        self._options = options or ClientOptions()
-        self._clock = clock or MonotonicClock()
-        self._state = ClientState(self._options.backoff)
-        self.operations = Operations(self._state)
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self._generation = -1
-        self._closed = False
-        self.transfer = Transfer(self)
+        self._lock = threading.RLock()
+        self.flows = Flows(self._address.text, options or ClientOptions(), clock or MonotonicClock())
+        self._keeper = _Keeper(self)
+        _CLIENTS.add(self)
         try:
             self.connection()
         except KVStoreError as error:
-            if self._options.strict or isinstance(error, CALLERS_ERRORS):
+            if self.options.strict or isinstance(error, CALLERS_ERRORS):
                 raise
-            note_failure(self._state, "connect", error)
+            self.flows.note("connect", error)
 
     # ------------------------------------------------------------ what it is
 
     @property
     def options(self) -> ClientOptions:
         """The settings that it was made with."""
-        return self._options
+        return self.flows.options
+
+    @property
+    def operations(self) -> Operations:  # type: ignore[override]
+        """Makes the operations that ``run``, ``begin`` and ``post`` take."""
+        return self.flows.operations
 
     @property
     def state(self) -> ClientState:
         """Failures, generation and boot id."""
-        return self._state
+        return self.flows.state
 
     @property
     def generation(self) -> int:
         """Counts connections from 0; -1 before the first. Views from ``memory`` and places belong to one generation."""
-        return self._state.generation
+        return self.flows.state.generation
 
     @property
     def connected(self) -> bool:
         """Whether the last call left a living connection; a call may still find it gone."""
-        connection = self._connection
-        return connection is not None and not connection.closed
+        link = self.flows.link
+        return link is not None and not link.closed
 
     @property
-    def remote(self) -> bool:
+    def remote(self) -> bool:  # type: ignore[override]
         """Whether bytes go over the network: then only put and get carry them."""
         return bool(self._address.address)
 
     def failures(self) -> dict[str, int]:
         """Failures that were answered as misses, by "Method:REASON"."""
-        return self._state.failures()
+        return self.flows.state.failures()
 
     # ------------------------------------------------------------ connection
 
-    def connection(self) -> tuple[Connection, int]:
-        """The living connection and its generation, made now if there is none. Raises Unavailable inside a pause."""
-        current = self._connection
-        if current is not None and not current.closed:
-            return current, self._generation
-        with self._lock:
-            current = self._connection
-            if current is not None and not current.closed:
-                return current, self._generation
-            return self._connect()
-
-    def _connect(self) -> tuple[Connection, int]:
-        if self._closed:
-            raise Unavailable("the client is closed")
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        left = self._state.seconds_to_attempt(self._clock.now())
-        if left > 0:
-            raise Unavailable(
-                f"no daemon at {self._address.text}; the next attempt to connect is in {left:.2f} s",
-                field="target",
-                value=self._address.text,
-            )
-        generation = self._state.next_generation
-        try:
-            connection = connect(self._address, self._options, lambda done: self._job_done(done, generation))
-        except KVStoreError:
-            self._state.connect_failed(self._clock.now())
-            raise
-        fresh = self._state.connected(connection.welcome.boot_id)
-        self._generation = self._state.generation
-        try:
-            self._open_again(connection)
-        except KVStoreError:
-            connection.close()
-            self._state.connect_failed(self._clock.now())
-            raise
-        if fresh and self._generation:
-            log.warning("the daemon at %s was restarted; namespaces are open again", self._address.text)
-        for job_id, keys in self._state.lost_jobs():
-            self._state.job_lost(job_id, missed(keys))
-        self._connection = connection
-        return connection, self._generation
-
-    def _open_again(self, connection: Connection) -> None:
-        for operation in self.operations.reopen():
-            try:
-                reply = connection.call(
-                    operation.method, operation.build().SerializeToString(), self._options.timeout_s
-                )
-                operation.parse(operation.reply.FromString(reply), self._generation)
-            except CALLERS_ERRORS as error:
-                # Another client bound the name to another spec meanwhile: that namespace misses, the others work.
-                log.error("a namespace was not opened again: %s", error)
-
-    def _job_done(self, done: session_pb2.JobDone, generation: int) -> None:
-        job_id = JobId(outward(done.job_id, generation))
-        self._state.job_done(job_id, fetch_result(done.result, generation))
+    def connection(self) -> tuple[Any, int]:
+        """The living link and its generation, made now if there is none. Raises Unavailable inside a pause."""
+        link = self._connect(steps.Connect())
+        return link, link.generation
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Try to connect until it works or the time is over; True if connected."""
@@ -170,148 +112,41 @@ class Client(SyncCalls):
             except KVStoreError as error:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    note_failure(self._state, "connect", error)
+                    self.flows.note("connect", error)
                     return False
-                pause.wait(min(left, max(0.001, self._state.seconds_to_attempt(self._clock.now()))))
+                pause.wait(min(left, max(0.001, self.state.seconds_to_attempt(self.flows.clock.now()))))
             else:
                 return True
 
-    def run(self, operation: Operation[T]) -> T:
-        """Carry out an operation; without ``strict``, a failure of the cache becomes its fallback."""
-        try:
-            return self.attempt(operation)
-        except KVStoreError as error:
-            return self.fall_back(operation.method, error, operation.fallback)
-
-    def attempt(self, operation: Operation[T]) -> T:
-        """Carry out an operation or raise; one that changes nothing is sent again if its connection was lost."""
-        timeout_s = self._options.timeout_s + operation.wait_ms / 1000
-        tries = 2 if operation.pure else 1
-        while True:
-            tries -= 1
-            connection, generation = self.connection()
-            payload = operation.build().SerializeToString()
-            try:
-                reply = connection.call(operation.method, payload, timeout_s)
-            except Unavailable:
-                if not connection.closed or not tries:
-                    raise
-            else:
-                return operation.parse(operation.reply.FromString(reply), generation)
-
     def begin(self, operation: Operation[T]) -> Callable[[], T]:
         """Send an operation without waiting; the function that comes back waits and answers like ``run``."""
-        timeout_s = self._options.timeout_s + operation.wait_ms / 1000
-        try:
-            connection, generation = self.connection()
-            call_id = connection.send(operation.method, operation.build().SerializeToString(), timeout_s)
-        except KVStoreError as error:
-            failed = error
-            return lambda: self.fall_back(operation.method, failed, operation.fallback)
+        finish = self.drive(self.flows.begin(operation))
+        return lambda: self.drive(finish())
 
-        def finish() -> T:
-            try:
-                reply = connection.wait(call_id, operation.method, timeout_s)
-                return operation.parse(operation.reply.FromString(reply), generation)
-            except KVStoreError as error:
-                return self.fall_back(operation.method, error, operation.fallback)
-
-        return finish
-
-    def post(self, operation: Operation[T]) -> None:
+    def post(self, operation: Operation[Any]) -> None:
         """Send an operation whose answer nobody needs. A failure is counted."""
-        try:
-            connection, _ = self.connection()
-            payload = operation.build().SerializeToString()
-            connection.forget(connection.send(operation.method, payload, self._options.timeout_s))
-        except KVStoreError as error:
-            self.note(operation.method, error)
-
-    def fall_back(self, method: str, error: KVStoreError, fallback: Callable[[], T]) -> T:
-        """Raise a failure if the client is strict or the caller is to blame; else count it and answer for the cache."""
-        if self._options.strict or isinstance(error, CALLERS_ERRORS):
-            raise error
-        self.note(method, error)
-        return fallback()
-
-    def note(self, method: str, error: KVStoreError) -> None:
-        """Count and log a failure that the caller does not see."""
-        note_failure(self._state, method, error)
-
-    # ------------------------------------------------------------ whole payloads
-
-    def put(self, namespace_id: NamespaceId, blocks: PutBlocks) -> CommitResult:
-        """Store whole blocks under their keys, parents first.
-
-        Each payload is a contiguous buffer of ``layers * raw_slice_bytes`` bytes, raw whatever the codec, read before
-        the call returns. HIT where the block is resident now (``existed`` where it was before) and, if that was asked
-        for, durable; else MISS and why.
-        """
-        return self.transfer.put(namespace_id, blocks)
-
-    def get(
-        self,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        *,
-        out: object | None = None,
-        wait_ms: int = 10_000,
-    ) -> GotBlocks:
-        """Copy whole blocks out, waiting ``wait_ms`` for those that must come from SSD.
-
-        ``out`` is a writable contiguous buffer of ``len(keys)`` times the larger of raw and coded payload bytes, best
-        page-aligned; without it one is made. Missing blocks leave their part of it alone.
-        """
-        return self.transfer.get(namespace_id, keys, out=out, wait_ms=wait_ms)
-
-    def get_in_place(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, wait_ms: int = 10_000
-    ) -> AbstractContextManager[tuple[BlockView | None, ...]]:
-        """Blocks where they lie, without a copy: ``with client.get_in_place(...) as blocks``. Pinned until the end."""
-        return self.transfer.in_place(namespace_id, keys, wait_ms=wait_ms)
-
-    # ------------------------------------------------------------ jobs
-
-    def wait_job(self, job_id: JobId, timeout_ms: int) -> FetchResult:
-        """See ``Cache``. A job is either waited for or polled: the result is handed out once."""
-        connection = self._connection
-        if connection is None or not connection.pushes:
-            return self.run(self.operations.wait_job(job_id, timeout_ms))
-        pending = self._state.claim(job_id)
-        try:
-            if pending is not None:
-                connection.wait_until(lambda: self._state.is_finished(job_id), timeout_ms / 1000)
-        finally:
-            result = self._state.unclaim(job_id)
-        if result is not None:
-            return result
-        if pending is not None and not connection.closed:
-            return pending
-        return self.run(self.operations.wait_job(job_id, 0))
-
-    def poll(self) -> list[Completion]:
-        """Jobs that have ended since the last time, without waiting. Those that a restart has ended are misses."""
-        connection = self._connection
-        if connection is not None and not connection.closed:
-            if connection.pushes:
-                connection.pump()
-            else:
-                self._ask_for_jobs()
-        return [Completion(job_id, result) for job_id, result in self._state.take_finished()]
-
-    def _ask_for_jobs(self) -> None:
-        for job_id in self._state.pending_jobs():
-            result = self.run(self.operations.wait_job(job_id, 0))
-            if Outcome.PENDING not in result.outcomes:
-                self._state.job_done(job_id, result)
+        self.flows.post(operation)
 
     def fileno(self) -> int:
         """A descriptor to poll or select on: readable when ``poll`` may have something. New after each reconnect."""
-        return self.connection()[0].fileno()
+        number: int = self.connection()[0].fileno()
+        return number
 
     def memory(self, area: Area) -> memoryview:
         """See ``Cache``. The view belongs to the present generation; after a reconnect ask again."""
-        return self.connection()[0].welcome.arenas.view(area)
+        view: memoryview = self.connection()[0].welcome.arenas.view(area)
+        return view
+
+    def memory_at(self, generation: int) -> Callable[[Area], memoryview]:
+        """What finds areas of one connection. Raises Unavailable if it is not the present one any more.
+
+        Places are looked up in the memory that they came with: after a reconnect the same offset is someone else's.
+        """
+        link = self.flows.link
+        if link is None or link.generation != generation:
+            raise Unavailable("the connection was lost, and its places with it", field="generation", value=generation)
+        view: Callable[[Area], memoryview] = link.welcome.arenas.view
+        return view
 
     def device_tensor(self) -> Any:
         """DEVICE as a flat uint8 torch tensor on its GPU; None where it is shared memory, which ``memory`` has.
@@ -321,23 +156,28 @@ class Client(SyncCalls):
         """
         return self.connection()[0].welcome.arenas.device_tensor()
 
-    def memory_at(self, generation: int) -> Callable[[Area], memoryview]:
-        """What finds areas of one connection. Raises Unavailable if it is not the present one any more.
+    @contextmanager
+    def get_in_place(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, wait_ms: int = 10_000
+    ) -> Iterator[Views]:
+        """Blocks where they lie, without a copy: ``with client.get_in_place(...) as blocks``.
 
-        Places are looked up in the memory that they came with: after a reconnect the same offset is someone else's.
+        They are pinned, and the lease is renewed, until the end. ``blocks.held()`` says, meanwhile and afterwards,
+        whether what was read up to then can be believed; the end raises if it can not and the client is strict.
         """
-        connection, present = self._connection, self._generation
-        if connection is None or present != generation:
-            raise Unavailable("the connection was lost, and its places with it", field="generation", value=generation)
-        return connection.welcome.arenas.view
+        views = self.drive(self.flows.gets.open_views(namespace_id, keys, wait_ms))
+        self._keeper.add(views)
+        try:
+            yield views
+        finally:
+            self._keeper.remove(views)
+            self.flows.gets.close_views(views)
 
     def close(self) -> None:
         """See ``Cache``."""
+        self.flows.closed = True
         with self._lock:
-            self._closed = True
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+            self.flows.drop()
 
     def __enter__(self) -> Self:
         """Use the client as a context manager: it is closed at the end."""
@@ -345,3 +185,136 @@ class Client(SyncCalls):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def forked(self) -> None:
+        """In the child of a fork, where no other thread lives: begin unconnected, with new locks."""
+        self._lock = threading.RLock()
+        self._keeper = _Keeper(self)
+        self.flows.forked()
+
+    # ------------------------------------------------------------ the driver
+
+    def drive(self, flow: Flow[T]) -> T:
+        """Carry out a flow in this thread."""
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    answer = _CARRY_OUT[type(step)](self, step)
+                except BaseException as error:  # noqa: BLE001  the flow gives back what it took, then it comes out again
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _connect(self, _step: steps.Connect) -> Any:
+        link = self.flows.link
+        if link is not None and not link.closed:
+            return link
+        with self._lock:
+            link = self.flows.link
+            if link is not None and not link.closed:
+                return link
+            return self.drive(self.flows.connect())
+
+    def _open(self, step: steps.Open) -> Any:
+        return connect(self._address, self.options, lambda done: self.flows.job_done(done, step.generation))
+
+    def _call(self, step: steps.Call) -> bytes:
+        reply: bytes = step.link.call(step.method, step.payload, step.timeout_s, step.late)
+        return reply
+
+    def _send(self, step: steps.Send) -> Any:
+        return step.link.send(step.method, step.payload, step.timeout_s)
+
+    def _wait(self, step: steps.Wait) -> bytes:
+        reply: bytes = step.link.wait(step.sent, step.method, step.timeout_s, step.late)
+        return reply
+
+    def _copy(self, step: steps.Copy) -> None:
+        copy_all(step.groups, step.threads)
+
+    def _until(self, step: steps.Until) -> None:
+        step.link.wait_until(step.ready, step.timeout_s)
+
+    def _upload(self, step: steps.Upload) -> bytes:
+        reply: bytes = _streams(step.link).upload(step.method, step.messages, step.timeout_s)
+        return reply
+
+    def _download(self, step: steps.Download) -> None:
+        for message in _streams(step.link).stream(step.method, step.payload, step.timeout_s):
+            step.take(message)
+
+
+_CARRY_OUT: Final[dict[type, Callable[[Client, Any], Any]]] = {
+    steps.Call: Client._call,
+    steps.Connect: Client._connect,
+    steps.Open: Client._open,
+    steps.Send: Client._send,
+    steps.Wait: Client._wait,
+    steps.Copy: Client._copy,
+    steps.Until: Client._until,
+    steps.Upload: Client._upload,
+    steps.Download: Client._download,
+}
+
+
+class _Keeper:
+    """Renews the leases of open views, in a thread that lives while there are any. The lock guards every field."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = weakref.ref(client)
+        self._lock = threading.Lock()
+        self._open: dict[int, Views] = {}
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, views: Views) -> None:
+        """Keep these alive."""
+        if views.lease is None:
+            return
+        with self._lock:
+            self._open[id(views)] = views
+            if self._thread is None:
+                self._ended = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._ended,), name="kvstore-views", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, views: Views) -> None:
+        """No more."""
+        with self._lock:
+            self._open.pop(id(views), None)
+            if not self._open and self._thread is not None:
+                self._ended.set()
+                self._thread = None
+
+    def _run(self, ended: threading.Event) -> None:
+        while True:
+            with self._lock:
+                period = min((views.lease.ttl_s for views in self._open.values()), default=0.0) / 3
+            if ended.wait(period):
+                return
+            with self._lock:
+                due = list(self._open.values())
+            for views in due:
+                client = self._client()
+                if client is not None:
+                    client.drive(client.flows.gets.renew_views(views))
+
+
+def _streams(link: Any) -> Any:
+    if not hasattr(link, "stream"):
+        raise InvalidArgument("target", "a session socket", "a gRPC address, since streams are gRPC's")
+    return link
+
+
+def _forked() -> None:
+    for client in list(_CLIENTS):
+        client.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -56,11 +56,22 @@ def split_keys(field: str, packed: bytes) -> list[BlockKey]:
 
 def _pack(token_ids: Sequence[int]) -> bytes:
     try:
-        wide = np.asarray(token_ids, dtype=np.int64)
+        given = np.asarray(token_ids)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument("token_ids", type(token_ids).__name__, "a flat sequence of integers") from error
-    if wide.ndim != 1:
-        raise InvalidArgument("token_ids", f"{wide.ndim} dimensions", "a flat sequence of integers")
-    if wide.size and (int(wide.min()) < 0 or int(wide.max()) > 0xFFFFFFFF):
-        raise InvalidArgument("token_ids", f"{int(wide.min())} to {int(wide.max())}", "0 to 4294967295 each")
-    return wide.astype("<u4").tobytes()
+    if given.ndim != 1:
+        raise InvalidArgument("token_ids", f"{given.ndim} dimensions", "a flat sequence of integers")
+    if not given.size:
+        return b""
+    if given.dtype.kind not in "iu":
+        # 1.2 and 1.9 must not become the same key, nor may True be 1.
+        wrong = next((i for i, token in enumerate(token_ids) if not _is_integer(token)), 0)
+        raise InvalidArgument(f"token_ids[{wrong}]", repr(token_ids[wrong])[:80], "an integer, 0 to 4294967295")
+    if int(given.min()) < 0 or int(given.max()) > 0xFFFFFFFF:
+        wrong = int(np.flatnonzero((given < 0) | (given > 0xFFFFFFFF))[0])
+        raise InvalidArgument(f"token_ids[{wrong}]", int(given[wrong]), "0 to 4294967295")
+    return given.astype("<u4").tobytes()
+
+
+def _is_integer(token: object) -> bool:
+    return isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= int(token) <= 0xFFFFFFFF

@@ -79,13 +79,14 @@ def test_any_contiguous_buffer_will_do():
         assert as_bytes("out", buffer, 8).nbytes == 8
 
 
-def test_batches_share_a_reservation_of_half_the_buffer():
+def test_windows_take_half_the_buffer():
     keys, _ = chain(NAMESPACE, 10)
     plan = PutPlan.of(LAYOUT, blocks_of(LAYOUT, keys), part_bytes=2 * LAYOUT.stored_bytes)
     assert [(p.start, p.stop) for p in plan.parts] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
-    batches = plan.batches(2 * 4 * LAYOUT.raw_stored_bytes)
-    assert [(whole.start, whole.stop, len(parts)) for whole, parts in batches] == [(0, 4, 2), (4, 8, 2), (8, 10, 1)]
-    assert [part for _, parts in plan.batches(0) for part in parts] == plan.parts
+    windows = plan.windows(2 * 4 * LAYOUT.raw_stored_bytes)
+    assert [(window.start, window.stop) for window in windows] == [(0, 4), (4, 8), (8, 10)]
+    assert [(part.start, part.stop) for part in plan.parts_of(windows[1])] == [(4, 6), (6, 8)]
+    assert [window.stop - window.start for window in plan.windows(0)] == [1] * 10, "one block at a time at least"
 
 
 def test_each_part_commits_its_own_entries():

@@ -8,12 +8,13 @@ import itertools
 import pytest
 
 from kvstore.cache import CommitResult, ReserveResult
-from kvstore.client import AsyncClient, Client, ClientOptions
+from kvstore.client import AsyncClient, Client, ClientOptions, sync
 from kvstore.client.standing import Standing, StandingPlaces, answered, claimed, take_out
 from kvstore.client.state import GENERATION_SHIFT
 from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area, Busy, NamespaceId, Outcome, Place, Reason, ReservationId, Tier
+from kvstore.v1 import admin_pb2
 from tests.client.harness import DaemonProcess, blocks_of, chain, payload, small_spec
 
 A, B = NamespaceId(bytes(32)), NamespaceId(bytes([1]) * 32)
@@ -107,9 +108,9 @@ def test_a_client_of_an_older_daemon_reserves_for_each_put(daemon, spec, monkeyp
         opened = client.open_namespace(spec)
         asked, make = [], client.operations.reserve
 
-        def reserve(*arguments):
+        def reserve(*arguments, standing=False):
             asked.append(arguments[3])
-            return make(*arguments[:5])
+            return make(*arguments)
 
         monkeypatch.setattr(client.operations, "reserve", reserve)
         for seed in range(3):
@@ -124,7 +125,7 @@ def reserves(client, monkeypatch):
     monkeypatch.setattr(
         client.operations,
         "reserve",
-        lambda *a, **k: (asked.append(a[3]) if a[5:] == (True,) else None) or make(*a, **k),
+        lambda *a, **k: (asked.append(a[3]) if k.get("standing") else None) or make(*a, **k),
     )
     return asked
 
@@ -181,17 +182,16 @@ def test_a_put_that_raises_leaves_nothing_reserved(daemon, spec, monkeypatch):
     with Client(str(daemon.socket), ClientOptions(strict=True)) as client:
         opened = client.open_namespace(spec)
         keys, _ = chain(opened.namespace_id, 2)
-        aborted, abort = [], client.abort
-        monkeypatch.setattr(client, "abort", lambda numbers: aborted.append(abort(numbers)))
 
-        def fail(generation):
+        def fail(*_):
             raise Unavailable("no memory")
 
         with monkeypatch.context() as patched:
-            patched.setattr(client, "memory_at", fail)
+            patched.setattr(sync, "copy_all", fail)
             with pytest.raises(Unavailable):
                 client.put(opened.namespace_id, blocks_of(LAYOUT, keys))
-        assert aborted == [2]
+        reply = client.connection()[0].call("kvstore.v1.Admin/Status", b"", 10.0)
+        assert admin_pb2.StatusResponse.FromString(reply).reservations == 0
         assert client.put(opened.namespace_id, blocks_of(LAYOUT, keys)).outcomes == (Outcome.HIT,) * 2
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvstore.cache import FetchResult
-from kvstore.client.core import note_failure
+from kvstore.client.flows import Flows
+from kvstore.client.options import ClientOptions
 from kvstore.client.state import Backoff, ClientState, outward
+from kvstore.core.clock import ManualClock
 from kvstore.core.errors import InvalidArgument, Unavailable, UnknownJob, UnknownLease, UnknownReservation
 from kvstore.core.types import JobId, LeaseId, Outcome, Reason, ReservationId
 
@@ -98,9 +100,10 @@ def test_no_attempt_inside_a_pause(state):
     assert state.seconds_to_attempt(100.0) == 0
 
 
-def test_failures_are_counted_and_logged_sparingly(state, caplog):
+def test_failures_are_counted_and_logged_sparingly(caplog):
+    flows = Flows("nowhere", ClientOptions(), ManualClock())
     for _ in range(1000):
-        note_failure(state, "kvstore.v1.Cache/Match", Unavailable("gone"))
-    note_failure(state, "kvstore.v1.Cache/Match", InvalidArgument("a", 1, "2"))
-    assert state.failures() == {"Match:UNAVAILABLE": 1000, "Match:INVALID_ARGUMENT": 1}
+        flows.note("kvstore.v1.Cache/Match", Unavailable("gone"))
+    flows.note("kvstore.v1.Cache/Match", InvalidArgument("a", 1, "2"))
+    assert flows.state.failures() == {"Match:UNAVAILABLE": 1000, "Match:INVALID_ARGUMENT": 1}
     assert len(caplog.records) == 3 + 1 + 1
