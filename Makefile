@@ -50,6 +50,7 @@ check: $(STAMP) ## Lint, format, types, and that the generated code is current
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m kvstore.tools.protogen --check
+	$(BIN)/python -m kvstore.tools.twins --check
 
 check-native: $(STAMP) ## Run the C++ tests under the address, undefined-behaviour and thread sanitizers
 	bash kernels/native/check.sh

@@ -139,12 +139,6 @@ class AsyncClient(AsyncCalls):
             await asyncio.sleep(views.lease.ttl_s / 3)
             await self.drive(self.flows.gets.renew_views(views))
 
-    def device_tensor(self) -> Any:
-        """See ``Client.device_tensor``. Raises Unavailable without a connection."""
-        if self._connection is None:
-            raise Unavailable("there is no connection whose DEVICE could be mapped")
-        return self._connection.welcome.arenas.device_tensor()
-
     async def close(self) -> None:
         """See ``Cache``."""
         self.flows.closed = True

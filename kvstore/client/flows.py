@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from kvstore.cache import FetchResult
 from kvstore.client.flow_get import Gets
 from kvstore.client.flow_put import Puts
-from kvstore.client.operations import Operation, Operations, fetch_result, missed, request_of
+from kvstore.client.operations import Operation, Operations, check_wait, fetch_result, missed, request_of
 from kvstore.client.options import ClientOptions
 from kvstore.client.state import ClientState, Completion, KnownNamespace, outward
 from kvstore.client.steps import Call, Connect, Flow, Late, Open, Send, Until, Wait
@@ -218,6 +218,7 @@ class Flows:
 
     def wait_job(self, job_id: JobId, timeout_ms: int) -> Flow[FetchResult]:
         """See ``Cache.wait_job``. A job is either waited for or polled: the result is handed out once."""
+        check_wait("timeout_ms", timeout_ms)
         link = self.link
         if link is not None and not link.pushes:
             return (yield from self.run(self.operations.wait_job(job_id, timeout_ms)))

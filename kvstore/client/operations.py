@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
@@ -33,6 +33,9 @@ from kvstore.v1 import cache_pb2, leases_pb2
 from kvstore.wire import messages as convert
 
 T = TypeVar("T")
+
+WAIT_MS_MAX: Final = 600_000
+"""Longest that a call may be asked to wait; the daemon refuses more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,7 @@ class Operations:
     ) -> Operation[FetchResult]:
         """Cache/Fetch; a failed cache has nothing."""
         begin, end = layers or (0, 0)
+        check_wait("wait_ms", wait_ms)
 
         def build() -> Message:
             return cache_pb2.FetchRequest(
@@ -221,6 +225,7 @@ class Operations:
 
     def wait_job(self, job_id: JobId, timeout_ms: int) -> Operation[FetchResult]:
         """Cache/WaitJob; a lost job is answered with misses."""
+        check_wait("timeout_ms", timeout_ms)
         return Operation(
             "kvstore.v1.Cache/WaitJob",
             lambda: cache_pb2.WaitJobRequest(job_id=self._state.job(job_id), timeout_ms=timeout_ms),
@@ -256,6 +261,7 @@ class Operations:
 
     def flush(self, timeout_ms: int) -> Operation[int]:
         """Cache/Flush."""
+        check_wait("timeout_ms", timeout_ms)
         return Operation(
             "kvstore.v1.Cache/Flush",
             lambda: cache_pb2.FlushRequest(timeout_ms=timeout_ms),
@@ -356,6 +362,12 @@ def commit_result(reply: cache_pb2.CommitResponse, _generation: int = 0) -> Comm
 def missed(count: int) -> FetchResult:
     """The answer of a cache that has nothing: ``count`` misses."""
     return FetchResult((Outcome.MISS,) * count, (Reason.TIER_UNAVAILABLE,) * count, (None,) * count)
+
+
+def check_wait(field: str, milliseconds: int) -> None:
+    """InvalidArgument unless a call may be asked to wait that long."""
+    if not isinstance(milliseconds, int) or not 0 <= milliseconds <= WAIT_MS_MAX:
+        raise InvalidArgument(field, milliseconds, f"0 to {WAIT_MS_MAX}")
 
 
 def request_of(operation: Operation[Any]) -> bytes:
