@@ -13,7 +13,18 @@ from pathlib import Path
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import setup
 
-SOURCES = ["module", "paged", "pool", "memory", "level_portable", "level_avx2", "level_avx512"]
+SOURCES = [
+    "module",
+    "paged",
+    "pool",
+    "memory",
+    "crc",
+    "copies",
+    "levels",
+    "level_portable",
+    "level_avx2",
+    "level_avx512",
+]
 # -Wno-*uninitialized: GCC 12's own AVX-512 header reads "undefined" vectors by design.
 FLAGS = [
     "-O3",

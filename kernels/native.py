@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -48,6 +48,21 @@ class NativeStatus:
     def available(self) -> bool:
         """Whether the C++ kernels can run."""
         return self.reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyVariant:
+    """How copies of one kind are made on this processor: the form taken, and the GB/s of one thread that chose it.
+
+    ``speeds`` has every form that was timed. Copies of a call are *large* from 1 MiB on.
+    """
+
+    kind: str
+    form: str
+    speeds: Mapping[str, float]
+
+
+COPY_KINDS: Final = ("small", "small with checksum", "large", "large with checksum")
 
 
 @functools.cache
@@ -193,3 +208,22 @@ def copy_slices(targets: list[Buffer], sources: list[Buffer], lengths: tuple[int
     Large copies are not left in the caches, where other work has its data; they use ``threads`` threads at most.
     """
     _module().copy_slices(targets, sources, lengths, threads)
+
+
+def copy_variant(level: str | None = None) -> dict[str, CopyVariant]:
+    """Say how copies are made, by ``COPY_KINDS``; ``level`` asks what another of ``LEVELS`` would take.
+
+    The forms are timed at the first copy or call of this in a process, which takes some 10 ms, and then never again.
+    """
+    choices, _ = _module().copy_choices(level or "")
+    return {
+        kind: CopyVariant(kind, form, dict(speeds)) for kind, (form, speeds) in zip(COPY_KINDS, choices, strict=True)
+    }
+
+
+def copy_by(form: str, target: Buffer, source: Buffer, *, summed: bool, crc: int = 0, level: str | None = None) -> int:
+    """Copy as ``copy_crc32c`` does, by one form whether it is the chosen one or not; 0 unless ``summed``.
+
+    ValueError if the level has no such form. It is for tests and benchmarks.
+    """
+    return int(_module().copy_by(form, target, source, summed, crc, level or ""))

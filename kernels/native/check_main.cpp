@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "copies.h"
+#include "levels.h"
 #include "memory.h"
 #include "paged.h"
 #include "pool.h"
@@ -200,6 +202,13 @@ void check_merge() {
     for (const float value : joined) expect(std::abs(value - 0.5f - std::log(2.0f)) < 1e-6f, "merge adds masses");
 }
 
+std::vector<const kv::Level*> levels() {
+    std::vector<const kv::Level*> found;
+    for (const char* name : kv::kLevelNames)
+        if (const kv::Level* level = kv::supported_level(name)) found.push_back(level);
+    return found;
+}
+
 void check_memory() {
     std::mt19937 random(5);
     for (const std::size_t size : {0u, 1u, 9u, 3071u, 3072u, 3073u, 10000u}) {
@@ -229,18 +238,18 @@ void check_memory() {
         kv::copy_slices({{packed.data(), from.data()}, {packed.data() + span, from.data() + span}}, {slices, size, size, size}, 1);
         expect(packed == from, "whole blocks are copied");
     }
+    for (const kv::Level* level : levels())
+        for (const kv::CopyForm* form : kv::copy_forms(*level))
+            for (const std::size_t size : {1u, 63u, 3073u, 24700u}) {
+                Bytes from(size), summed(size), copied(size);
+                for (std::uint8_t& byte : from) byte = static_cast<std::uint8_t>(random());
+                const std::uint32_t wanted = kv::crc32c(from.data(), size, 0);
+                if (form->sum) expect(~form->sum(summed.data(), from.data(), size, ~0u) == wanted && summed == from, form->name);
+                if (form->copy) form->copy(copied.data(), from.data(), size);
+                expect(form->copy == nullptr || copied == from, form->name);
+            }
     const std::string digits = "123456789";
     expect(kv::crc32c(reinterpret_cast<const std::uint8_t*>(digits.data()), 9, 0) == 0xE3069283u, "CRC-32C is the standard one");
-}
-
-std::vector<const kv::Level*> levels() {
-    std::vector<const kv::Level*> found{kv::portable_level()};
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && kv::avx2_level()) found.push_back(kv::avx2_level());
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && kv::avx512_level())
-        found.push_back(kv::avx512_level());
-#endif
-    return found;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "crc.h"
 #include "task.h"
 
 #define KV_PREFETCH_LOCALITY 3
@@ -22,8 +23,9 @@ namespace {
 #include "exp.inc.h"
 #include "attend.inc.h"
 #include "codec.inc.h"
+#include "copy.inc.h"
 
-const Level kLevel = {"avx2", attend, quantise, dequantise};
+const Level kLevel = {"avx2", attend, quantise, dequantise, kCopies, sizeof kCopies / sizeof kCopies[0]};
 
 }  // namespace
 }  // namespace level_avx2

@@ -19,7 +19,7 @@ namespace {
 #include "attend.inc.h"
 #include "codec.inc.h"
 
-const Level kLevel = {"portable", attend, quantise, dequantise};
+const Level kLevel = {"portable", attend, quantise, dequantise, nullptr, 0};
 
 }  // namespace
 }  // namespace level_portable

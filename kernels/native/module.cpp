@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "copies.h"
+#include "levels.h"
 #include "memory.h"
 #include "paged.h"
 #include "pool.h"
@@ -20,31 +22,15 @@ namespace py = pybind11;
 
 namespace {
 
-const kv::Level* supported(const std::string& name) {
-#if defined(__x86_64__)
-    if (name == "avx512") {
-        const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                         __builtin_cpu_supports("avx512vnni");
-        return has ? kv::avx512_level() : nullptr;
-    }
-    if (name == "avx2") {
-        const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-        return has ? kv::avx2_level() : nullptr;
-    }
-#endif
-    return name == "portable" ? kv::portable_level() : nullptr;
-}
-
 std::vector<std::string> levels() {
     std::vector<std::string> names;
-    for (const char* name : {"avx512", "avx2", "portable"})
-        if (supported(name) != nullptr) names.emplace_back(name);
+    for (const char* name : kv::kLevelNames)
+        if (kv::supported_level(name) != nullptr) names.emplace_back(name);
     return names;
 }
 
 const kv::Level& level_of(const std::string& name) {
-    const kv::Level* level = supported(name.empty() ? levels().front() : name);
+    const kv::Level* level = name.empty() ? &kv::best_level() : kv::supported_level(name);
     if (level == nullptr) throw py::value_error("level is '" + name + "'; this processor and build have others, see levels()");
     return *level;
 }
@@ -221,6 +207,39 @@ py::bytes copy_slices_crc32c(const py::list& targets, const py::list& sources, c
     return packed;
 }
 
+// One form of copy by its name, whether it would be chosen or not: for tests. Returns the checksum, 0 without one.
+std::uint32_t copy_by(const std::string& form, const py::object& target, const py::object& source, bool summed,
+                      std::uint32_t crc, const std::string& level) {
+    const Bytes to(target, "target", true), from(source, "source", false);
+    if (to.size() < from.size()) throw py::value_error("target is smaller than source");
+    for (const kv::CopyForm* one : kv::copy_forms(level_of(level))) {
+        if (form != one->name || (summed ? one->sum == nullptr : one->copy == nullptr)) continue;
+        const py::gil_scoped_release released;
+        if (summed) return ~one->sum(to.data(), from.data(), from.size(), ~crc);
+        one->copy(to.data(), from.data(), from.size());
+        return 0;
+    }
+    throw py::value_error("form is '" + form + "'; the level has no such copy");
+}
+
+using Speeds = std::vector<std::pair<std::string, double>>;
+
+// (chosen form, speeds in GB/s) of small plain, small summed, large plain and large summed copies; seconds it took.
+std::pair<std::vector<std::pair<std::string, Speeds>>, double> copy_choices(const std::string& level) {
+    const kv::Level& of = level_of(level);
+    const kv::CopyChoices* found = nullptr;
+    {
+        const py::gil_scoped_release released;
+        found = &kv::copy_choices(of);
+    }
+    std::vector<std::pair<std::string, Speeds>> told;
+    for (const kv::CopyChoice* one : {&found->small_plain, &found->small_summed, &found->large_plain, &found->large_summed}) {
+        told.emplace_back(one->form->name, Speeds{});
+        for (const kv::CopySpeed& speed : one->speeds) told.back().second.emplace_back(speed.form->name, speed.bytes_per_second / 1e9);
+    }
+    return {told, found->seconds};
+}
+
 void set_thread_count(int count) {
     if (count < 1 || count > 1024) throw py::value_error("count is " + std::to_string(count) + "; it must be in [1, 1024]");
     const py::gil_scoped_release released;
@@ -250,6 +269,8 @@ PYBIND11_MODULE(_native, module) {
     module.def("read_all", &read_all);
     module.def("read_blocks", &read_blocks);
     module.def("copy_crc32c", &copy_crc32c);
+    module.def("copy_by", &copy_by);
+    module.def("copy_choices", &copy_choices);
     module.def("copy_slices", &copy_slices);
     module.def("copy_slices_crc32c", &copy_slices_crc32c);
 }

@@ -103,3 +103,32 @@ struct Simd {
         high = to_float(_mm256_srai_epi32(pairs, 16));
     }
 };
+
+// 32 bytes on their way from one place to another.
+struct Wide {
+    static constexpr std::size_t N = 32;
+    using V = __m256i;
+
+    static V load(const std::uint8_t* p) {
+        V value = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        // Keeps the compiler from reading the source a second time: another process may write to it.
+        __asm__ volatile("" : "+x"(value));
+        return value;
+    }
+    static void store(std::uint8_t* p, V x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+    static void stream(std::uint8_t* p, V x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), x); }
+    static void fence() { _mm_sfence(); }
+    static void add_halves(__m128i x, __m128i y, __m128i z, std::uint64_t& a, std::uint64_t& b, std::uint64_t& c) {
+        a = _mm_crc32_u64(a, static_cast<std::uint64_t>(_mm_cvtsi128_si64(x)));
+        b = _mm_crc32_u64(b, static_cast<std::uint64_t>(_mm_cvtsi128_si64(y)));
+        c = _mm_crc32_u64(c, static_cast<std::uint64_t>(_mm_cvtsi128_si64(z)));
+        a = _mm_crc32_u64(a, static_cast<std::uint64_t>(_mm_extract_epi64(x, 1)));
+        b = _mm_crc32_u64(b, static_cast<std::uint64_t>(_mm_extract_epi64(y, 1)));
+        c = _mm_crc32_u64(c, static_cast<std::uint64_t>(_mm_extract_epi64(z, 1)));
+    }
+    // Add a vector to each of three checksums, turn by turn: each sum waits three cycles for itself.
+    static void add_to(V x, V y, V z, std::uint64_t& a, std::uint64_t& b, std::uint64_t& c) {
+        add_halves(_mm256_castsi256_si128(x), _mm256_castsi256_si128(y), _mm256_castsi256_si128(z), a, b, c);
+        add_halves(_mm256_extracti128_si256(x, 1), _mm256_extracti128_si256(y, 1), _mm256_extracti128_si256(z, 1), a, b, c);
+    }
+};

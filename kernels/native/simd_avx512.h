@@ -86,3 +86,37 @@ struct Simd {
         high = to_float(_mm512_srai_epi32(pairs, 16));
     }
 };
+
+// 64 bytes on their way from one place to another: a cache line.
+struct Wide {
+    static constexpr std::size_t N = 64;
+    using V = __m512i;
+
+    static V load(const std::uint8_t* p) {
+        V value = _mm512_loadu_si512(p);
+        // Keeps the compiler from reading the source a second time: another process may write to it.
+        __asm__ volatile("" : "+v"(value));
+        return value;
+    }
+    static void store(std::uint8_t* p, V x) { _mm512_storeu_si512(p, x); }
+    static void stream(std::uint8_t* p, V x) { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), x); }
+    static void fence() { _mm_sfence(); }
+    template <int kPart>
+    static void add_part(V x, V y, V z, std::uint64_t& a, std::uint64_t& b, std::uint64_t& c) {
+        const __m128i p = _mm512_extracti32x4_epi32(x, kPart), q = _mm512_extracti32x4_epi32(y, kPart),
+                      r = _mm512_extracti32x4_epi32(z, kPart);
+        a = _mm_crc32_u64(a, static_cast<std::uint64_t>(_mm_cvtsi128_si64(p)));
+        b = _mm_crc32_u64(b, static_cast<std::uint64_t>(_mm_cvtsi128_si64(q)));
+        c = _mm_crc32_u64(c, static_cast<std::uint64_t>(_mm_cvtsi128_si64(r)));
+        a = _mm_crc32_u64(a, static_cast<std::uint64_t>(_mm_extract_epi64(p, 1)));
+        b = _mm_crc32_u64(b, static_cast<std::uint64_t>(_mm_extract_epi64(q, 1)));
+        c = _mm_crc32_u64(c, static_cast<std::uint64_t>(_mm_extract_epi64(r, 1)));
+    }
+    // Add a vector to each of three checksums, turn by turn: each sum waits three cycles for itself.
+    static void add_to(V x, V y, V z, std::uint64_t& a, std::uint64_t& b, std::uint64_t& c) {
+        add_part<0>(x, y, z, a, b, c);
+        add_part<1>(x, y, z, a, b, c);
+        add_part<2>(x, y, z, a, b, c);
+        add_part<3>(x, y, z, a, b, c);
+    }
+};

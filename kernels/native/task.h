@@ -72,11 +72,21 @@ struct CodecTask {
 constexpr std::size_t codec_scratch_floats() { return 4 * kMaxSide; }
 static_assert(codec_scratch_floats() <= attend_scratch_floats(), "both cut from one buffer of the thread");
 
+// One way to copy `size` bytes between ranges that do not overlap. `sum` gives the CRC-32C state after them.
+struct CopyForm {
+    const char* name;
+    bool streams;                // past the caches
+    std::uint32_t (*sum)(std::uint8_t* to, const std::uint8_t* from, std::size_t size, std::uint32_t state);  // or null
+    void (*copy)(std::uint8_t* to, const std::uint8_t* from, std::size_t size);                               // or null
+};
+
 struct Level {
     const char* name;
     void (*attend)(const AttendTask&);
     bool (*quantise)(const CodecTask&);
     void (*dequantise)(const CodecTask&);
+    const CopyForm* copies;      // beside the plain ones, which every level has
+    int copy_count;
 };
 
 const Level* portable_level();

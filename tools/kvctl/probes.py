@@ -158,11 +158,14 @@ def disk_space(directory: Path, cap_bytes: int, used_bytes: int, floor_bytes: in
 
 def native_kernels() -> Finding:
     """Whether the C++ kernels are here, and at which level."""
-    from kvstore.kernels.native import native_status  # noqa: PLC0415 - loads the extension, which only doctor needs
+    from kvstore.kernels import native  # noqa: PLC0415 - loads the extension, which only doctor needs
 
-    status = native_status()
+    status = native.native_status()
     if status.available:
-        return Finding("native kernels", Level.OK, f"The C++ kernels run at level {status.levels[0]}.")
+        taken = [(kind, one.form, one.speeds[one.form]) for kind, one in native.copy_variant().items()]
+        copies = ", ".join(f"{kind} {form} ({speed:.1f} GB/s)" for kind, form, speed in taken)
+        says = f"The C++ kernels run at level {status.levels[0]}; copies as timed here: {copies}."
+        return Finding("native kernels", Level.OK, says)
     return Finding(
         "native kernels",
         Level.WARN,
