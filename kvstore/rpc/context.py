@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,9 @@ class CallContext:
     opened: Session | None
     admin: bool
     peer: str
+    gone: threading.Event = field(default_factory=threading.Event)
+    """Set when nobody waits for the answer any more: the call was cancelled, or its connection has ended.
+    What takes long asks between its steps."""
 
     @property
     def store(self) -> Store:

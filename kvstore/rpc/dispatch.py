@@ -1,7 +1,7 @@
 """Runs the methods of the table for any transport: parse, check rights, run where it belongs, map errors.
 
-Two bounded pools: one for work (copies, disk), one for waits. A call beyond a pool's bound is refused with
-RESOURCE_EXHAUSTED instead of being queued without end.
+Three bounded pools: one for work (copies, disk), one for waits, one for operators. A call beyond a pool's bound is
+refused with RESOURCE_EXHAUSTED instead of being queued without end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from kvstore.core.errors import InvalidArgument, KVStoreError, PermissionDenied, ResourceExhausted
+from kvstore.core.errors import InvalidArgument, KVStoreError, PermissionDenied, ResourceExhausted, Unavailable
 from kvstore.rpc.context import CallContext, Services
 from kvstore.rpc.table import METHODS, Method, Runs
 from kvstore.wire.errors import as_domain
@@ -27,6 +27,10 @@ WORKERS: Final = 16
 """Threads for work. A durable commit holds one while its sync is shared with others, so there are more than cores."""
 
 WAITERS: Final = 32
+ADMINS: Final = 4
+"""Threads for calls of operators, which may take minutes: a commit or a new session never waits behind one."""
+
+ADMIN_QUEUE_MAX: Final = 32
 QUEUE_MAX: Final = 256
 """Calls that may wait for a thread of one pool."""
 
@@ -86,6 +90,7 @@ class Dispatcher:
         self._pools = {
             Runs.WORK: BoundedPool("work", workers, QUEUE_MAX),
             Runs.WAIT: BoundedPool("wait", waiters, QUEUE_MAX),
+            Runs.ADMIN: BoundedPool("admin", ADMINS, ADMIN_QUEUE_MAX),
         }
 
     def start(
@@ -110,9 +115,15 @@ class Dispatcher:
         return asyncio.wrap_future(self._pools[Runs.WAIT].submit(lambda: _run(method, reply)), loop=loop)
 
     async def call(self, name: str, ctx: CallContext, payload: bytes) -> Message:
-        """Run a call to its end."""
+        """Run a call to its end; if it is cancelled, the handler is told that nobody waits for it."""
         reply = self.start(name, ctx, payload, asyncio.get_running_loop())
-        return reply if isinstance(reply, Message) else await reply
+        if isinstance(reply, Message):
+            return reply
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            ctx.gone.set()
+            raise
 
     async def work(self, call: Callable[[], R]) -> R:
         """Run a step of a stream in the work pool; see ``_step``."""
@@ -174,7 +185,9 @@ def parse(kind: type[Message], payload: bytes) -> Message:
 
 
 def _reply(method: Method, ctx: CallContext, request: Message) -> Message:
-    """Run a handler to its end, in the calling thread."""
+    """Run a handler to its end, in the calling thread; not at all if nobody waits for it any more."""
+    if ctx.gone.is_set():
+        raise Unavailable(f"the caller of {method.name} has gone")
     reply = _run(method, lambda: method.handler(ctx, request))
     return reply if isinstance(reply, Message) else _run(method, reply)
 

@@ -10,7 +10,6 @@ from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import KEY_BYTES, NamespaceId, Tier
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.handlers_lease import name_of
-from kvstore.rpc.stream_blocks import opened
 from kvstore.store.report import BlockReport, NamespaceReport, TierReport
 from kvstore.v1 import admin_pb2
 from kvstore.wire import messages as convert
@@ -124,6 +123,7 @@ def evict(ctx: CallContext, request: admin_pb2.EvictRequest) -> admin_pb2.EvictR
         namespace_id=_namespace(request.namespace_id, needed=bool(request.keys)),
         keys=convert.keys_of(request.keys, empty=True),
         nbytes=request.bytes,
+        stop=ctx.gone.is_set,
     )
     return admin_pb2.EvictResponse(
         blocks=report.blocks,
@@ -144,8 +144,6 @@ def unpin(ctx: CallContext, request: admin_pb2.UnpinRequest) -> admin_pb2.UnpinR
     name = name_of("name", request.name, empty=False)
     keys = convert.keys_of(request.keys, empty=True)
     namespace = _namespace(request.namespace_id, needed=bool(keys))
-    if namespace is not None:
-        opened(ctx.store, namespace)
     return admin_pb2.UnpinResponse(released=ctx.store.unpin(name, namespace, keys))
 
 
@@ -166,6 +164,7 @@ def verify(ctx: CallContext, request: admin_pb2.VerifyRequest) -> admin_pb2.Veri
         namespace_id=_namespace(request.namespace_id, needed=bool(keys)),
         keys=keys,
         bytes_per_second=request.bytes_per_second,
+        stop=ctx.gone.is_set,
     )
     reply = admin_pb2.VerifyResponse(bad_keys=report.bad_keys)
     fill(reply, report, skip=("bad_keys",))
@@ -176,7 +175,8 @@ def drain(ctx: CallContext, request: admin_pb2.DrainRequest) -> admin_pb2.DrainR
     """Admin/Drain."""
     if request.timeout_ms > DRAIN_MS_MAX:
         raise InvalidArgument("timeout_ms", request.timeout_ms, f"at most {DRAIN_MS_MAX} ms")
-    report = ctx.store.drain(resume=request.resume, timeout_ms=request.timeout_ms or DRAIN_MS_DEFAULT)
+    timeout_ms = request.timeout_ms or DRAIN_MS_DEFAULT
+    report = ctx.store.drain(resume=request.resume, timeout_ms=timeout_ms, stop=ctx.gone.is_set)
     reply = admin_pb2.DrainResponse()
     fill(reply, report)
     return reply

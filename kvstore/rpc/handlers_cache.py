@@ -19,7 +19,6 @@ from kvstore.core.types import (
 )
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.handlers_lease import lease_of, name_of
-from kvstore.rpc.stream_blocks import opened as namespace_report
 from kvstore.v1 import cache_pb2
 from kvstore.wire import messages as convert
 from kvstore.wire.chunks import codings_of
@@ -43,7 +42,7 @@ def open_namespace(ctx: CallContext, request: cache_pb2.OpenNamespaceRequest) ->
         created=opened.created,
         near=convert.near_messages(opened.near),
         boot_id=ctx.store.boot_id,
-        write_codings=codings_of(namespace_report(ctx.store, opened.namespace_id).policy),  # type: ignore[arg-type]
+        write_codings=codings_of(ctx.session.opened(opened.namespace_id).policy),  # type: ignore[arg-type]
     )
 
 
@@ -185,7 +184,7 @@ def remove(ctx: CallContext, request: cache_pb2.RemoveRequest) -> cache_pb2.Remo
 def flush(ctx: CallContext, request: cache_pb2.FlushRequest) -> cache_pb2.FlushResponse:
     """Cache/Flush."""
     timeout_ms = _wait("timeout_ms", request.timeout_ms) or 30_000
-    report = ctx.session.flush_report(timeout_ms)
+    report = ctx.session.flush_report(timeout_ms, ctx.gone.is_set)
     return cache_pb2.FlushResponse(blocks=report.blocks, bytes=report.bytes)
 
 

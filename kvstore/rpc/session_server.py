@@ -251,6 +251,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._ctx.gone.set()
         self._left(self.session.session_id)
 
     def pause_writing(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.cache import CommitEntry, CommitResult, FetchResult
-from kvstore.core.errors import CorruptBlock, InvalidArgument, UnknownNamespace
+from kvstore.core.errors import CorruptBlock, InvalidArgument
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import (
     Area,
@@ -21,7 +21,7 @@ from kvstore.core.types import (
     Target,
     Tier,
 )  # fmt: skip
-from kvstore.store.report import NamespaceReport
+from kvstore.store.namespaces import Namespace
 from kvstore.store.session import Session
 from kvstore.store.store import Store
 from kvstore.tiers.lossless import planes_of
@@ -37,25 +37,12 @@ READ_WAIT_MS: Final = 10_000
 """How long a Read waits for blocks that come from SSD or DEVICE; past it they are sent as misses."""
 
 
-def opened(store: Store, namespace_id: NamespaceId) -> NamespaceReport:
-    """Spec, policy and layout of a namespace. Raises UnknownNamespace."""
-    for report in store.namespaces():
-        if report.namespace_id == namespace_id:
-            return report
-    raise UnknownNamespace(
-        f"namespace {namespace_id.hex()[:16]} was not opened since the daemon started",
-        field="namespace_id",
-        value=namespace_id.hex(),
-        expected="an id that OpenNamespace answered",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Reads pinned blocks of one session; ``accept`` are numbers of the codings that it can decode."""
 
     session: Session
-    namespace: NamespaceReport
+    namespace: Namespace
     layers: tuple[int, int]
     accept: Collection[int] = ()
 
@@ -138,11 +125,12 @@ class Header:
 class Writer:
     """Takes the bytes of one Write stream into a session of its own, which ends with the stream."""
 
-    def __init__(self, store: Store, header: Header, layout: BlockLayout, peer: str = "") -> None:
+    def __init__(self, store: Store, header: Header, namespace: Namespace, peer: str = "") -> None:
         self._store = store
         self._peer = peer
         self._header = header
-        self._layout = layout
+        self._spec = namespace.spec
+        self._layout = layout = namespace.layout
         self._size = layout.layers * layout.raw_slice_bytes
         self._session: Session | None = None
         self._places: tuple[Place | None, ...] = ()
@@ -155,6 +143,7 @@ class Writer:
         """Open the session with room for all blocks, and reserve them."""
         room = len(self._header.keys) * self._layout.raw_stored_bytes
         self._session = self._store.open_session("write stream", buffer_bytes=room, remote=True, peer=self._peer)
+        self._session.open_namespace(self._spec)
         header = self._header
         reserved = self._session.reserve(header.namespace_id, Tier.HOST, keys=header.keys, durability=header.durability)
         self._outcomes, self._places = reserved.outcomes, reserved.places

@@ -8,13 +8,15 @@ of gRPC, Write by ``WRITE_BYTES_MAX`` a stream and ``WRITES_MAX`` streams.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
 from kvstore.cache import FetchResult
-from kvstore.core.errors import InvalidArgument, ResourceExhausted
+from kvstore.core.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unauthenticated, UnknownLease
 from kvstore.core.types import (
+    LeaseId,
     Outcome,
     Place,
     Reason,
@@ -22,8 +24,10 @@ from kvstore.core.types import (
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher
 from kvstore.rpc.handlers_cache import commit_message
-from kvstore.rpc.stream_blocks import WRITE_BYTES_MAX, Header, Reader, Writer, opened
+from kvstore.rpc.stream_blocks import WRITE_BYTES_MAX, Header, Reader, Writer
 from kvstore.store.report import BlockEvent
+from kvstore.store.session import Session
+from kvstore.store.store import Store
 from kvstore.v1 import cache_pb2, events_pb2
 from kvstore.wire import messages as convert
 
@@ -55,8 +59,8 @@ class Streams:
         namespace = convert.namespace_of(request.namespace_id)
         keys = convert.keys_of(request.keys)
         layers = convert.layers_of(request.layer_begin, request.layer_end)
-        store, session = ctx.store, ctx.session
-        found = await self._dispatcher.work(lambda: opened(store, namespace))
+        session = ctx.session
+        found = session.opened(namespace)
         reader = Reader(session, found, layers or (0, found.layout.layers), frozenset(request.accept))
         lease_id = session.grant_lease("read stream", LEASE_TTL_MS)
         try:
@@ -70,16 +74,25 @@ class Streams:
                     if fetched.outcomes[position] is not Outcome.HIT or place is None:
                         yield _missing(index, fetched, position)
                         continue
-                    async for chunk in self._block(reader, index, place):
+                    async for chunk in self._block(reader, index, place, lease_id):
                         yield chunk
                     session.release(lease_id, namespace, [key])
+        except UnknownLease as error:
+            raise DeadlineExceeded(
+                f"the reader paused for over {LEASE_TTL_MS} ms, and what it had not read is no longer kept for it"
+            ) from error
         finally:
-            session.release(lease_id)
+            with contextlib.suppress(UnknownLease, Unauthenticated):
+                session.release(lease_id)
 
-    async def _block(self, reader: Reader, index: int, place: Place) -> AsyncIterator[cache_pb2.ReadChunk]:
+    async def _block(
+        self, reader: Reader, index: int, place: Place, lease_id: LeaseId
+    ) -> AsyncIterator[cache_pb2.ReadChunk]:
+        """Chunks of a pinned block. That its pin held is proven after each copy, since the reader may pause at any."""
         begin, size, coder = 0, reader.payload_bytes(place), reader.coder(place)
         while begin < size:
             chunk = await self._dispatcher.work(partial(reader.chunk, index, place, begin, coder))
+            reader.session.renew_lease(lease_id)
             begin += self._wire.read.count(chunk)
             yield chunk
 
@@ -87,7 +100,7 @@ class Streams:
 
     async def write(self, ctx: CallContext, chunks: AsyncIterator[cache_pb2.WriteChunk]) -> cache_pb2.CommitResponse:
         """Cache/Write."""
-        _ = ctx.session
+        session = ctx.session
         if self._writes >= WRITES_MAX:
             raise ResourceExhausted(
                 f"{self._writes} write streams are under way", field="calls", value=self._writes,
@@ -96,22 +109,27 @@ class Streams:
         self._writes += 1
         try:
             async for first in chunks:
-                return await self._write(ctx, first, chunks)
+                return await self._write(ctx.store, session, first, chunks)
             raise InvalidArgument("header", "unset", "a WriteHeader in the first message")
         finally:
             self._writes -= 1
 
     async def _write(
-        self, ctx: CallContext, first: cache_pb2.WriteChunk, chunks: AsyncIterator[cache_pb2.WriteChunk]
+        self,
+        store: Store,
+        session: Session,
+        first: cache_pb2.WriteChunk,
+        chunks: AsyncIterator[cache_pb2.WriteChunk],
     ) -> cache_pb2.CommitResponse:
         if not first.HasField("header"):
             raise InvalidArgument("header", "unset", "a WriteHeader in the first message")
         header = Header.of(first.header)
-        layout = (await self._dispatcher.work(lambda: opened(ctx.store, header.namespace_id))).layout
+        namespace = session.opened(header.namespace_id)
+        layout = namespace.layout
         size = len(header.keys) * layout.layers * layout.raw_slice_bytes
         if size > WRITE_BYTES_MAX:
             raise InvalidArgument("header.keys", f"{size} bytes of payload", f"at most {WRITE_BYTES_MAX} a stream")
-        writer = Writer(ctx.store, header, layout, ctx.session.peer)
+        writer = Writer(store, header, namespace, session.peer)
         try:
             await self._dispatcher.work(writer.open)
             if first.data:
@@ -140,9 +158,12 @@ class Streams:
         self, ctx: CallContext, request: events_pb2.SubscribeRequest
     ) -> AsyncIterator[events_pb2.BlockEvent]:
         """Events/Subscribe. Without admin rights: of the namespaces that the session has opened, and no others."""
-        store, _ = ctx.store, ctx.session
+        store, session = ctx.store, ctx.session
         namespace = convert.namespace_of(request.namespace_id) if request.namespace_id else None
-        wanted = None if namespace is None else (namespace,)
+        if namespace is not None and not ctx.admin:
+            session.opened(namespace)
+        everything = None if ctx.admin else session.namespaces
+        wanted = everything if namespace is None else (namespace,)
         sequence = request.after_sequence or store.last_event
         if sequence > store.last_event:
             raise InvalidArgument("after_sequence", sequence, f"at most {store.last_event}, the newest event")
@@ -153,6 +174,8 @@ class Streams:
         try:
             while not self._stopping.is_set():
                 news.clear()
+                if session.ended:
+                    raise Unauthenticated("the session has ended, and its subscription with it", field="session")
                 # What is not for this subscriber is passed over once, and not read again at each event.
                 events, sequence = store.read_events(sequence, wanted, EVENTS_STEP)
                 for event in events:

@@ -29,6 +29,7 @@ class Runs(Enum):
     INLINE = "on the event loop: bookkeeping that takes microseconds"
     WORK = "in the pool for copies, encodes and disk I/O"
     WAIT = "in the pool for calls that mostly wait, so that they never keep work from a thread"
+    ADMIN = "in the pool for operators' calls, which may take minutes and end with their caller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,10 @@ def _work(_request: Message) -> Runs:
 
 def _wait(_request: Message) -> Runs:
     return Runs.WAIT
+
+
+def _admin(_request: Message) -> Runs:
+    return Runs.ADMIN
 
 
 def _wait_job_runs(request: cache_pb2.WaitJobRequest) -> Runs:
@@ -128,19 +133,19 @@ METHODS: Final[dict[str, Method]] = {
             admin_pb2,
             [
                 ("Status", admin.status, _inline),
-                ("ListNamespaces", admin.list_namespaces, _work),
-                ("ListBlocks", admin.list_blocks, _work),
-                ("ShowBlock", admin.show_block, _work),
-                ("Why", admin.why, _work),
-                ("Evict", admin.evict, _work),
+                ("ListNamespaces", admin.list_namespaces, _admin),
+                ("ListBlocks", admin.list_blocks, _admin),
+                ("ShowBlock", admin.show_block, _admin),
+                ("Why", admin.why, _admin),
+                ("Evict", admin.evict, _admin),
                 ("Pin", admin.pin, _inline),
                 ("Unpin", admin.unpin, _inline),
                 ("ListLeases", admin.list_leases, _inline),
-                ("Verify", admin.verify, _work),
-                ("Drain", admin.drain, _wait),
-                ("Compact", admin.compact, _work),
-                ("DiskUsage", admin.disk_usage, _work),
-                ("ListQuarantine", admin.list_quarantine, _work),
+                ("Verify", admin.verify, _admin),
+                ("Drain", admin.drain, _admin),
+                ("Compact", admin.compact, _admin),
+                ("DiskUsage", admin.disk_usage, _admin),
+                ("ListQuarantine", admin.list_quarantine, _admin),
             ],
         ),
     ]

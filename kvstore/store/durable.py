@@ -14,6 +14,7 @@ from kvstore.store.index import NONE
 from kvstore.store.movement import Failures, Movement
 from kvstore.store.persist import Persister, in_chains
 from kvstore.store.report import FlushReport
+from kvstore.store.state import Stop
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +68,8 @@ class Durably:
         synced = self._state.synced >= self._state.writes
         return synced and book.has(slot, Tier.SSD) and (parent < 0 or book.has(parent, Tier.SSD))
 
-    def flush(self, seconds: float) -> FlushReport:
-        """Write every block that is not on SSD, parents first, within ``seconds``; then sync."""
+    def flush(self, seconds: float, stop: Stop) -> FlushReport:
+        """Write every block that is not on SSD, parents first, within ``seconds`` until ``stop``; then sync."""
         deadline = self._state.clock.now() + seconds
         before = self._written()
         ordered = self._missing()
@@ -76,7 +77,7 @@ class Durably:
             names = [book.name(slot) for slot in ordered if book.index.keys[slot] is not None]
         step = self._state.config.extent_blocks_max
         for begin in range(0, len(ordered), step):
-            if self._state.clock.now() > deadline:
+            if self._state.clock.now() > deadline or stop():
                 break
             self._write_some(ordered[begin : begin + step])
         failure = "" if self._sync() else "what was written could not be synced"

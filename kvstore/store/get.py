@@ -51,7 +51,7 @@ class Get:
         residency = index.residency
         with state.lock:
             owner.require_open()
-            namespace = state.namespaces.get(namespace_id)
+            namespace = owner.namespace(namespace_id)
             slot_of, readable = index.slots(namespace.number).get, state.readable
             # Column by column, which takes half the time of going key by key.
             found = [residency[slot] & readable if slot >= 0 else 0 for slot in [slot_of(key, NONE) for key in keys]]
@@ -84,7 +84,7 @@ class Get:
         validate.check_keys(keys)
         with self._state.locked():
             owner.require_open()
-            namespace = self._state.namespaces.get(namespace_id)
+            namespace = owner.namespace(namespace_id)
             lease = self._tenancy.lease(owner, lease_id)
             chosen = validate.check_layers(layers, namespace.layout.layers)
             self._check_target(target, owner)
@@ -97,7 +97,7 @@ class Get:
         validate.check_tier(tier, [t for t in (Tier.DEVICE, Tier.HOST) if t in self._state.arenas])
         with self._state.locked():
             owner.require_open()
-            namespace = self._state.namespaces.get(namespace_id)
+            namespace = owner.namespace(namespace_id)
             target = Target.DEVICE if tier is Tier.DEVICE else Target.HOST
             load = Load(owner, namespace, tuple(keys), target, None, (0, namespace.layout.layers))
             result, job = self._submit(load)

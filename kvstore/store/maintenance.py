@@ -124,22 +124,22 @@ class Maintenance:
             return nbytes, False
         return nbytes, True
 
-    def flush(self, timeout_ms: int) -> FlushReport:
+    def flush(self, timeout_ms: int, stop: Stop = never) -> FlushReport:
         """See ``Store.flush``."""
         validate.check_wait("timeout_ms", timeout_ms)
         if self._state.disk is None:
             return FlushReport(0, 0)
-        report = self._durably.flush(timeout_ms / 1000)
+        report = self._durably.flush(timeout_ms / 1000, stop)
         if report.failure:
             log.warning("a flush was not complete: %s", report.failure)
         return report
 
-    def drain(self, resume: bool, timeout_ms: int) -> DrainReport:
+    def drain(self, resume: bool, timeout_ms: int, stop: Stop = never) -> DrainReport:
         """See ``Store.drain``."""
         validate.check_wait("timeout_ms", timeout_ms)
         with self._state.locked():
             self._state.draining = not resume
-        flushed = FlushReport(0, 0) if resume else self.flush(timeout_ms)
+        flushed = FlushReport(0, 0) if resume else self.flush(timeout_ms, stop)
         return DrainReport(not resume, flushed.blocks, self._durably.unflushed())
 
     def compact(self, fragmentation: float) -> CompactReport:

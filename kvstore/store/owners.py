@@ -9,8 +9,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvstore.cache import FetchResult
-from kvstore.core.errors import ResourceExhausted, Unauthenticated, UnknownJob, UnknownLease, UnknownReservation
-from kvstore.core.types import Area, BlockKey, BlockName, JobId, LeaseId, NamespaceId, ReservationId, SessionId, Tier
+from kvstore.core.errors import (
+    InvalidArgument,
+    ResourceExhausted,
+    Unauthenticated,
+    UnknownJob,
+    UnknownLease,
+    UnknownNamespace,
+    UnknownReservation,
+)
+from kvstore.core.types import (
+    KEY_BYTES,
+    Area,
+    BlockKey,
+    BlockName,
+    JobId,
+    LeaseId,
+    NamespaceId,
+    ReservationId,
+    SessionId,
+    Tier,
+)
 from kvstore.store.config import StoreConfig
 from kvstore.store.lifecycle import Copy
 from kvstore.store.namespaces import Namespace
@@ -49,12 +68,26 @@ class Owner:
     jobs: set[JobId] = field(default_factory=set)
     ended: bool = False
     namespaces: dict[NamespaceId, Namespace] = field(default_factory=dict)
-    """Those that it opened: they are not forgotten while it lives."""
+    """Those that it opened: they are not forgotten while it lives, and it has a right to these and no others."""
 
     def require_open(self) -> None:
         """Raises Unauthenticated once the session has ended."""
         if self.ended:
             raise Unauthenticated(f"session {self.session_id} has ended", field="session", value=self.session_id)
+
+    def namespace(self, namespace_id: NamespaceId) -> Namespace:
+        """One that the session has opened. Raises UnknownNamespace for all others, whether they exist or not."""
+        found = self.namespaces.get(namespace_id)
+        if found is None:
+            if len(namespace_id) != KEY_BYTES:
+                raise InvalidArgument("namespace_id", f"{len(namespace_id)} bytes", f"{KEY_BYTES} bytes")
+            raise UnknownNamespace(
+                f"namespace {namespace_id.hex()[:16]} was not opened by this session",
+                field="namespace_id",
+                value=namespace_id.hex(),
+                expected="an id that OpenNamespace answered to this session",
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)

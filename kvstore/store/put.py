@@ -87,7 +87,7 @@ class Put:
         entries: Sequence[BlockKey | None] = keys or [None] * count
         with state.locked() as book:
             owner.require_open()
-            namespace = state.namespaces.get(namespace_id)
+            namespace = owner.namespace(namespace_id)
             if tier is Tier.HOST and owner.buffer is None:
                 raise InvalidArgument("tier", "HOST", "DEVICE, since this session was opened without a buffer")
             state.owners.require_room("reservations", owner.peer, state.config, more=len(entries))
@@ -169,7 +169,7 @@ class Put:
         validate.check_count("reservation_ids", len(entries))
         with state.locked():
             owner.require_open()
-            namespace = state.namespaces.get(namespace_id)
+            namespace = owner.namespace(namespace_id)
         validate.check_commit(namespace, entries, token_ids)
         wanted = namespace.policy.durability if durability is None else durability
         if wanted is Durability.DURABLE and state.disk is None:

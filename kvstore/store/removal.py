@@ -29,7 +29,7 @@ class Removal:
         outcomes: dict[BlockKey, Outcome] = {}
         with self._state.locked() as book:
             owner.require_open()
-            namespace = self._state.namespaces.get(namespace_id)
+            namespace = owner.namespace(namespace_id)
             known = {key: book.resident(key, namespace) for key in keys}
             # Deepest first, so that a whole chain goes without leaving ghosts.
             for key in sorted(known, key=lambda k: -book.index.depth[known[k]] if known[k] != NONE else 1):

@@ -7,7 +7,7 @@ or the disk; all others are bookkeeping.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,11 +31,13 @@ from kvstore.core.types import (
 from kvstore.store import validate
 from kvstore.store.get import Get
 from kvstore.store.maintenance import Maintenance
+from kvstore.store.namespaces import Namespace
 from kvstore.store.opening import Opening
 from kvstore.store.owners import Owner
 from kvstore.store.put import Put
 from kvstore.store.removal import Removal
 from kvstore.store.report import FlushReport
+from kvstore.store.state import Stop, never
 from kvstore.store.tenancy import Tenancy
 
 
@@ -109,6 +111,16 @@ class Session:
     ) -> OpenedNamespace:
         """See ``Cache.open_namespace``. *Blocks* on the first opening if there is a disk."""
         return self._verbs.opening.open(self._owner, spec, name, policy)
+
+    def opened(self, namespace_id: NamespaceId) -> Namespace:
+        """Spec, policy and layout of a namespace that it has opened, to be looked at. Raises UnknownNamespace."""
+        self._verbs.tenancy.require(self._owner)
+        return self._owner.namespace(namespace_id)
+
+    @property
+    def namespaces(self) -> Container[NamespaceId]:
+        """Those that it has opened, as they are at any moment: it has a right to these and no others."""
+        return self._owner.namespaces.keys()
 
     def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
         """See ``Cache.match``."""
@@ -191,10 +203,10 @@ class Session:
         """See ``Cache.flush``. *Blocks*."""
         return self.flush_report(timeout_ms).blocks
 
-    def flush_report(self, timeout_ms: int = 30_000) -> FlushReport:
-        """``flush``, saying blocks and bytes. *Blocks*."""
+    def flush_report(self, timeout_ms: int = 30_000, stop: Stop = never) -> FlushReport:
+        """``flush`` until ``stop`` says to stop, saying blocks and bytes. *Blocks*."""
         self._verbs.tenancy.require(self._owner)
-        report = self._verbs.maintenance.flush(timeout_ms)
+        report = self._verbs.maintenance.flush(timeout_ms, stop)
         if report.failure:
             raise Unavailable(f"not all is durable: {report.failure}")
         return report

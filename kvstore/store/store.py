@@ -240,9 +240,9 @@ class Store:
         """Read blocks back and compare checksums. *Blocks*, until ``stop()`` at the latest."""
         return self._maintenance.verify(namespace_id, keys, bytes_per_second, stop)
 
-    def drain(self, *, resume: bool = False, timeout_ms: int = 30_000) -> DrainReport:
-        """Refuse new blocks and flush, or take new blocks again. *Blocks*."""
-        return self._maintenance.drain(resume, timeout_ms)
+    def drain(self, *, resume: bool = False, timeout_ms: int = 30_000, stop: Stop = never) -> DrainReport:
+        """Refuse new blocks and flush, or take new blocks again. Ends early if ``stop`` says so. *Blocks*."""
+        return self._maintenance.drain(resume, timeout_ms, stop)
 
     def compact(self, fragmentation: float = 0.0) -> CompactReport:
         """Rewrite SSD segments above this fragmentation. *Blocks*. Raises Unavailable without a disk."""

@@ -168,7 +168,7 @@ class Tenancy:
         validate.check_keys(keys)
         with self._state.locked() as book:
             lease = self.lease(owner, lease_id)
-            namespace = self._state.namespaces.get(namespace_id)
+            namespace = owner.namespace(namespace_id)
             held = []
             for key in keys:
                 slot = book.resident(key, namespace)
@@ -189,7 +189,7 @@ class Tenancy:
             lease = self.lease(owner, lease_id)
             if namespace_id is None:
                 return self.end_lease(lease)
-            return self._release_keys(lease, self._state.namespaces.get(namespace_id), keys)
+            return self._release_keys(lease, owner.namespace(namespace_id), keys)
 
     def lease(self, owner: Owner, lease_id: LeaseId) -> Lease:
         """The session's live lease; raises Unauthenticated or UnknownLease. Called with the lock held."""

@@ -68,6 +68,12 @@ class World:
         self.namespace_id = opened.namespace_id
         self.layout = opened.layout
 
+    def session(self, name: str, *, buffer_bytes: int = 0) -> Session:
+        """One session more, which has opened the namespace, too."""
+        session = self.store.open_session(name, buffer_bytes=buffer_bytes)
+        session.open_namespace(SPEC)
+        return session
+
     def close(self) -> None:
         """Close the store."""
         self.store.close()

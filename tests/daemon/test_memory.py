@@ -114,7 +114,7 @@ def test_a_start_is_refused_as_check_says(small, tmp_path, caplog):
 
 
 def test_a_session_whose_buffer_does_not_fit_is_refused_and_others_are_served(tmp_path):
-    config = Config(socket=tmp_path / "k.sock", device=0, host="1 MiB", buffers_max="2 MiB", grpc=False)
+    config = Config(socket=tmp_path / "k.sock", device=0, host="1 MiB", buffers_max="3 MiB", grpc=False)
     options = ClientOptions(strict=True, buffer_bytes=MIB)
     with daemon_thread(config), Client(config.socket, options), Client(config.socket, options) as second:
         with pytest.raises(ResourceExhausted) as caught:

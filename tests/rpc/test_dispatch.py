@@ -100,7 +100,7 @@ def test_a_cancelled_call_gives_its_slot_back_whether_it_began_or_not():
 
     asyncio.run(run())
     made.close()
-    assert made.calls() == {"work": 0, "wait": 0}
+    assert not any(made.calls().values())
 
 
 def test_an_unary_call_cancelled_in_the_queue_takes_no_slot_with_it(dispatcher):

@@ -338,7 +338,7 @@ def test_targets_that_this_store_or_session_does_not_have(make_world):
     lease = world.cache.grant_lease("x", 1000)
     with pytest.raises(InvalidArgument, match="no DEVICE tier"):
         world.cache.fetch(world.namespace_id, [], Target.DEVICE, lease_id=lease)
-    bare = world.store.open_session("bare")
+    bare = world.session("bare")
     lease = bare.grant_lease("x", 1000)
     with pytest.raises(InvalidArgument, match="without a buffer"):
         bare.fetch(world.namespace_id, [], Target.BUFFER, lease_id=lease)

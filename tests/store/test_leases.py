@@ -114,7 +114,7 @@ def test_another_session_can_not_use_my_lease(world):
     keys = world.chain(1, 1)
     world.put(keys)
     lease = world.cache.grant_lease("mine", 1000)
-    other = world.store.open_session("other")
+    other = world.session("other")
     for call in (
         lambda: other.fetch(world.namespace_id, keys, Target.IN_PLACE, lease_id=lease),
         lambda: other.hold(lease, world.namespace_id, keys),
@@ -129,7 +129,7 @@ def test_another_session_can_not_use_my_lease(world):
 def test_the_end_of_a_session_frees_all_that_it_owned(world):
     keys = world.chain(1, 3)
     world.put(keys)
-    other = world.store.open_session("doomed", buffer_bytes=1 << 16)
+    other = world.session("doomed", buffer_bytes=1 << 16)
     lease = other.grant_lease("x", 60_000)
     other.fetch(world.namespace_id, keys, Target.IN_PLACE, lease_id=lease)
     other.hold(lease, world.namespace_id, keys)
@@ -156,7 +156,7 @@ def test_a_buffer_under_io_outlives_its_session_until_the_io_ends(make_world, di
     world.put(keys)
     world.run()
     world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=keys)
-    session = world.store.open_session("doomed", buffer_bytes=1 << 16)
+    session = world.session("doomed", buffer_bytes=1 << 16)
     owner = world.store._state.owners.sessions[session.session_id]
     buffer = owner.buffer
     lease = session.grant_lease("x", 60_000)
@@ -176,7 +176,7 @@ def test_a_buffer_under_io_outlives_its_session_until_the_io_ends(make_world, di
 
 
 def test_the_buffer_is_shared_and_of_fixed_size(world):
-    session = world.store.open_session("shared", buffer_bytes=1 << 16)
+    session = world.session("shared", buffer_bytes=1 << 16)
     with mmap.mmap(session.buffer_fd, session.buffer_bytes) as client:
         client[100:105] = b"hello"
         assert session.memory(Area.BUFFER)[100:105] == b"hello"

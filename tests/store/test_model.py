@@ -67,7 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
         config = StoreConfig(device=MARKS, host=MARKS, extent_blocks_max=4)
         self.world = World(disk=disk, write=self.policy, config=config, buffer_bytes=24 * 4096, **self.sizes)
         self.store = self.world.store
-        self.sessions = [self.world.cache, self.store.open_session("second", buffer_bytes=24 * 4096)]
+        self.sessions = [self.world.cache, self.world.session("second", buffer_bytes=24 * 4096)]
         self.open_reservations = {}
         self.open_leases = {}
         self.boot = getattr(self, "boot", 0) + 1
@@ -309,7 +309,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.sessions[1].close()
         self.open_reservations = {n: r for n, r in self.open_reservations.items() if r[0] == 0}
         self.open_leases = {n: x for n, x in self.open_leases.items() if x[0] == 0}
-        self.sessions[1] = self.store.open_session("second", buffer_bytes=24 * 4096)
+        self.sessions[1] = self.world.session("second", buffer_bytes=24 * 4096)
 
     @rule(chance=rarely, mode=st.sampled_from(Crash), seed=st.integers(0, 1000))
     def crash_and_reopen(self, chance, mode, seed):

@@ -132,7 +132,7 @@ def test_a_double_commit_changes_nothing(world):
 
 
 def test_another_session_can_not_commit_or_abort_my_reservation(world):
-    other = world.store.open_session("other", buffer_bytes=1 << 16)
+    other = world.session("other", buffer_bytes=1 << 16)
     (key,) = world.chain(1, 1)
     reserved = world.cache.reserve(world.namespace_id, Tier.HOST, keys=[key])
     with pytest.raises(UnknownReservation):

@@ -51,7 +51,7 @@ def test_a_block_that_is_refused_leaves_its_place_standing(world):
 
 
 def test_they_end_with_their_session(world, monkeypatch):
-    other = world.store.open_session("other", buffer_bytes=1 << 16)
+    other = world.session("other", buffer_bytes=1 << 16)
     reserved = other.reserve(world.namespace_id, Tier.HOST, count=1, standing=True)
     (key,) = world.chain(1, 1)
     copy = Commit.copy

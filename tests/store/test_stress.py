@@ -45,7 +45,7 @@ class Client:
             self.wrong.append(traceback.format_exc())
 
     def session(self) -> Session:
-        return self.world.store.open_session(f"client {self.seed}", buffer_bytes=64 * 4096)
+        return self.world.session(f"client {self.seed}", buffer_bytes=64 * 4096)
 
     def keys(self):
         tokens = [self.chance.randrange(6)] * 16 + [self.chance.randrange(4)] * 32
