@@ -87,7 +87,8 @@ def make_haystack(length: int, depths: tuple[float, ...], seed: int) -> Haystack
 def make_needle_model(folder: Path, seed: int) -> float:
     """Write the model to ``folder`` in the layout of Hugging Face, 27 MB of float32; returns its margin.
 
-    The same seed gives the same bytes. Raises InvalidArgument for a seed whose embeddings lie too near to each other.
+    The same seed gives the same bytes. Raises InvalidArgument for a seed whose embeddings lie too near to each other,
+    and OSError where the folder can not be written.
     """
     embeddings = torch.nn.functional.normalize(
         torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(seed)), dim=1
@@ -97,6 +98,7 @@ def make_needle_model(folder: Path, seed: int) -> float:
         raise InvalidArgument(
             "seed", seed, f"another one, whose margin is {MARGIN_MIN:g} at least and not {margin:.1f}"
         )
+    folder.mkdir(parents=True, exist_ok=True)
     network: Any = SmolLM3ForCausalLM(_config())
     with torch.no_grad():
         for name, parameter in network.named_parameters():

@@ -1,4 +1,8 @@
-"""Printers by format: tables for people, JSON for programs. Data goes to stdout, talk to stderr."""
+"""Printers by format: tables for people, JSON for programs. Data goes to stdout, talk to stderr.
+
+Whatever is printed here is cleaned first, since names, models and reasons come from clients: no string can move the
+cursor, colour a terminal, fake a line or hide a part of itself. JSON escapes all of that by itself.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +65,34 @@ def columns(titles: str) -> list[Column]:
     return found
 
 
+def _shown(character: str) -> str:
+    """What stands for a character that is not printed as it is: its picture where there is one."""
+    code = ord(character)
+    if code < 0x20 or code == 0x7F:
+        return chr(0x2400 + code) if code < 0x20 else "\u2421"
+    return " " if character.isspace() and code not in (0x85, 0x2028, 0x2029) else "\ufffd"
+
+
+def clean(value: str) -> str:
+    """Text that came from anywhere as it may be shown: nothing in it steers a terminal, and none of it is hidden.
+
+    As long as before, with one visible character for each control, each mark that turns the direction of text or has
+    no width, each separator of lines, and each that no font can have.
+    """
+    return value if value.isprintable() else "".join(c if c.isprintable() else _shown(c) for c in value)
+
+
+def _safe(value: RenderableType) -> RenderableType:
+    """A string or a styled text, cleaned; a string is no markup either. Other renderables are ours."""
+    if isinstance(value, str):
+        return Text(clean(value))
+    if isinstance(value, Text) and not value.plain.isprintable():
+        found = value.copy()
+        found.plain = clean(found.plain)
+        return found
+    return value
+
+
 class _Pipe(Console):
     """A console whose reader may go away: that is the caller's to know, not a reason to exit here."""
 
@@ -104,19 +136,19 @@ class Printer:
 
     def line(self, text: RenderableType = "") -> None:
         """A line of the answer."""
-        self._out.print(text)
+        self._out.print(_safe(text))
 
     def whole_line(self, text: RenderableType) -> None:
         """A line that is never broken, since a command in it is there to be copied."""
-        self._out.print(text, soft_wrap=True)
+        self._out.print(_safe(text), soft_wrap=True)
 
     def talk(self, text: str, style: str = "") -> None:
         """A line beside the answer, on stderr."""
-        self._talk.print(Text(text, style=style))
+        self._talk.print(Text(clean(text), style=style))
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[RenderableType]]) -> None:
         """Rows under titles; nothing at all where there are no rows."""
-        given = list(rows)
+        given = [[_safe(cell) for cell in row] for row in rows]
         if not given:
             return
         kept = fitting(columns, given, self.columns)
@@ -139,7 +171,7 @@ class Printer:
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in rows:
-            table.add_row(name, value)
+            table.add_row(_safe(name), _safe(value))
         self._out.print(table)
 
 

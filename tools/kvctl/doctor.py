@@ -13,7 +13,7 @@ from kvstore.tools.kvctl import probes
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.probes import Finding, Level
-from kvstore.tools.output import Printer
+from kvstore.tools.output import Printer, clean
 from kvstore.v1 import admin_pb2, common_pb2
 
 MARKS: Final = {
@@ -123,9 +123,9 @@ def _print(printer: Printer, findings: list[Finding]) -> None:
         mark, style = MARKS[finding.level]
         indent = " " * (len(mark) + width + 4)
         head = Text.assemble((mark, style), "  ", (finding.name.ljust(width), "bold"), "  ")
-        lines = Text(finding.sentence).wrap(printer.console, max(30, printer.columns - len(indent)))
+        lines = Text(clean(finding.sentence)).wrap(printer.console, max(30, printer.columns - len(indent)))
         for number, line in enumerate(lines):
             printer.line(head + line if number == 0 else Text(indent) + line)
         for command in finding.commands:
             # Commands are never wrapped, since they are there to be copied.
-            printer.console.print(Text.assemble("      ", ("$ ", "dim"), (command, "cyan")), soft_wrap=True)
+            printer.whole_line(Text.assemble("      ", ("$ ", "dim"), (command, "cyan")))
