@@ -28,7 +28,7 @@ from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.core.types import Area, BlockKey, NamespaceId
 from kvstore.v1 import session_pb2
-from kvstore.wire.paths import grpc_socket
+from kvstore.wire.paths import grpc_socket, unix_address
 
 T = TypeVar("T")
 
@@ -196,7 +196,7 @@ class AsyncClient(AsyncCalls):
         local = await AsyncSessionConnection.open(self._address.socket, hello, options.connect_timeout_s, on_done)
         if options.control is Control.SOCKET:
             return local
-        return _grpc().AsyncGrpcConnection(f"unix:{grpc_socket(self._address.socket)}", local)
+        return _grpc().AsyncGrpcConnection(unix_address(grpc_socket(self._address.socket)), local)
 
     async def _call(self, step: steps.Call) -> bytes:
         reply: bytes = await step.link.call(step.method, step.payload, step.timeout_s, step.late)

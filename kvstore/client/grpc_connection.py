@@ -25,7 +25,7 @@ from kvstore.client.steps import Late
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.v1 import session_pb2
 from kvstore.wire.errors import SESSION_METADATA
-from kvstore.wire.paths import grpc_socket
+from kvstore.wire.paths import grpc_socket, unix_address
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class LocalGrpcConnection:
 
     def __init__(self, path: str, local: SessionConnection, options: ClientOptions) -> None:
         self._local = local
-        self._calls = _Calls(f"unix:{grpc_socket(path)}")
+        self._calls = _Calls(unix_address(grpc_socket(path)))
         self.welcome = local.welcome
         self._calls.authenticate(local.welcome.token, local.welcome.boot_id)
         self.pump = local.pump

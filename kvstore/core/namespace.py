@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from bisect import bisect_left
 from dataclasses import dataclass, fields
@@ -26,6 +27,9 @@ LAYERS_MAX: Final = 1024
 BLOCK_BYTES_MAX: Final = 1 << 30
 
 _TEXT_BYTES_MAX: Final = 16384
+_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]')
+JSON_DEPTH_MAX: Final = 64
+"""How deep arrays and objects of ``rope`` and ``extra`` may lie in each other, since parsers recurse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +154,26 @@ def check_canonical_json(name: str, text: str) -> None:
     """Raise InvalidArgument unless ``text`` is empty or canonical JSON: one setting has one spelling."""
     if not text:
         return
+    if _depth(text) > JSON_DEPTH_MAX:
+        raise InvalidArgument(name, repr(text[:80]), f"JSON that is nested at most {JSON_DEPTH_MAX} deep")
     try:
         canonical = canonical_json(json.loads(text))
     except ValueError as error:
         raise InvalidArgument(name, repr(text[:80]), f"canonical JSON ({error})") from error
     if canonical != text:
         raise InvalidArgument(name, repr(text[:80]), f"canonical JSON, {canonical[:80]!r}")
+
+
+def _depth(text: str) -> int:
+    """How deep brackets outside of strings lie in each other; of text that is no JSON, too."""
+    depth = deepest = 0
+    for token in _BRACKETS.findall(text):
+        if token in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif token in "]}":
+            depth -= 1
+    return deepest
 
 
 @dataclass(frozen=True, slots=True)

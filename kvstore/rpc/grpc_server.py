@@ -33,9 +33,11 @@ from kvstore.wire.errors import (
     SESSION_METADATA,
     as_domain,
     status_code,
+    status_text,
     to_detail,
 )
 from kvstore.wire.framing import MESSAGE_BYTES_MAX
+from kvstore.wire.paths import unix_address
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ class GrpcServer:
             remove_socket(self._socket)
             mask = os.umask(0o177)
             try:
-                _add_port(server, f"unix:{self._socket}")
+                _add_port(server, unix_address(self._socket))
             finally:
                 os.umask(mask)
             self._socket.chmod(self._mode)
@@ -203,4 +205,4 @@ def _add_port(server: grpc.aio.Server, address: str) -> int:
 
 async def _abort(context: Context, error: KVStoreError) -> None:
     detail = to_detail(error).SerializeToString()
-    await context.abort(_CODES[status_code(error)], error.message, trailing_metadata=((ERROR_METADATA, detail),))
+    await context.abort(_CODES[status_code(error)], status_text(error), trailing_metadata=((ERROR_METADATA, detail),))

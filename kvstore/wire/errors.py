@@ -80,7 +80,10 @@ _BY_STATUS: Final[dict[int, type[KVStoreError]]] = {
     STATUS_CODES["UNAUTHENTICATED"]: errors.Unauthenticated,
 }
 
-_VALUE_CHARACTERS_MAX: Final = 400
+_MESSAGE_BYTES_MAX: Final = 800
+_VALUE_BYTES_MAX: Final = 400
+_STATUS_CHARACTERS_MAX: Final = 200
+"""gRPC gives all trailers of an answer 8 KiB, and encodes both: the detail in base64, the message byte by byte."""
 
 
 def status_code(error: KVStoreError) -> int:
@@ -101,11 +104,21 @@ def to_detail(error: KVStoreError) -> common_pb2.ErrorDetail:
     """Message of a domain error; long values are cut, since they come from the request."""
     return common_pb2.ErrorDetail(
         reason=error.reason,
-        message=error.message[:_VALUE_CHARACTERS_MAX],
-        field=error.field,
-        value=error.value[:_VALUE_CHARACTERS_MAX],
-        expected=error.expected[:_VALUE_CHARACTERS_MAX],
+        message=_cut(error.message, _MESSAGE_BYTES_MAX),
+        field=_cut(error.field, _VALUE_BYTES_MAX),
+        value=_cut(error.value, _VALUE_BYTES_MAX),
+        expected=_cut(error.expected, _VALUE_BYTES_MAX),
     )
+
+
+def status_text(error: KVStoreError) -> str:
+    """The message of a gRPC status: short and ASCII, since the detail beside it has the whole."""
+    return error.message[:_STATUS_CHARACTERS_MAX].encode("ascii", "backslashreplace").decode()[:_MESSAGE_BYTES_MAX]
+
+
+def _cut(text: str, nbytes: int) -> str:
+    """At most so many bytes of a text; what is no Unicode in it becomes a question mark."""
+    return text.encode("utf-8", "replace")[:nbytes].decode("utf-8", "ignore")
 
 
 def from_detail(data: bytes, code: int, fallback: str = "") -> KVStoreError:

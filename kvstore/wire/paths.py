@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 SOCKET_NAME = "kvstored.sock"
 _FOLDER = "kvstore"
@@ -26,3 +27,8 @@ def grpc_socket(session_socket: Path | str) -> Path:
     """The gRPC socket that lies beside a session socket."""
     path = Path(session_socket)
     return path.with_name(path.name + ".grpc")
+
+
+def unix_address(path: Path | str) -> str:
+    """What gRPC calls a Unix socket: a URI, so ``%``, ``#``, ``?`` and bytes that are no UTF-8 are quoted."""
+    return "unix:" + quote(os.fsencode(path))

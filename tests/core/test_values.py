@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvstore.core.clock import ManualClock, MonotonicClock
-from kvstore.core.errors import CorruptBlock
-from kvstore.core.namespace import BlockLayout, NamespaceSpec
+from kvstore.core.errors import CorruptBlock, InvalidArgument
+from kvstore.core.namespace import JSON_DEPTH_MAX, BlockLayout, NamespaceSpec
 from kvstore.core.types import BlockKey, Codec, NamespaceId, Tier
 from kvstore.tiers.header import BlockHeader, check_header, first_bad_slice, pack_header, slice_crcs, unpack_header
 
@@ -90,3 +90,15 @@ def test_clocks():
     with pytest.raises(ValueError, match="does not go back"):
         clock.advance(-1)
     assert MonotonicClock().now() <= MonotonicClock().now()
+
+
+@pytest.mark.parametrize("name", ["rope", "extra"])
+def test_nested_settings_have_a_bound(name):
+    """A parser that recurses is never asked to go deep; brackets within strings do not count."""
+    fields = {"model": "m", "dtype": "float16", "layers": 1, "kv_heads": 1, "head_dim": 8, "block_tokens": 8}
+    for deep in ("[" * 8000, "[" * 8000 + "]" * 8000, '{"a":' * 3000 + "1" + "}" * 3000):
+        with pytest.raises(InvalidArgument) as caught:
+            NamespaceSpec(**fields, **{name: deep})
+        assert caught.value.field == f"spec.{name}"
+    for shallow in ("[" * JSON_DEPTH_MAX + "]" * JSON_DEPTH_MAX, '["' + "[" * 8000 + '\\""]'):
+        NamespaceSpec(**fields, **{name: shallow})

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.core import errors as core
 from kvstore.core.errors import InternalError, InvalidArgument, KVStoreError, NotFound, Unavailable
-from kvstore.wire.errors import ERRORS, STATUS_CODES, as_domain, from_detail, status_code, to_detail
+from kvstore.wire.errors import ERRORS, STATUS_CODES, as_domain, from_detail, status_code, status_text, to_detail
 
 
 def subclasses(kind):
@@ -63,3 +63,13 @@ def test_a_bug_is_logged_with_its_traceback_and_told_without(caplog):
 def test_a_domain_error_stays_itself():
     error = core.UnknownLease("gone")
     assert as_domain(error, "x") is error
+
+
+@pytest.mark.parametrize("text", ["x", "\u00e9", "\u4e16", "\U0001f600", "\udc80", "\n"])
+def test_whatever_an_error_says_fits_the_trailers_of_grpc(text):
+    """8 KiB hold the detail in base64 and the status' message with each byte that is not plain written as three."""
+    error = InvalidArgument("spec." + text * 20_000, text * 20_000, text * 20_000)
+    detail, told = to_detail(error).SerializeToString(), status_text(error)
+    assert told.isascii()
+    assert 4 * len(detail) / 3 + sum(1 if " " <= c <= "~" else 3 for c in told) < 7_000
+    assert isinstance(from_detail(detail, 3), InvalidArgument)

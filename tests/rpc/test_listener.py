@@ -10,9 +10,13 @@ import socket
 
 import pytest
 
+from kvstore.client import Client, ClientOptions
+from kvstore.client.options import Control
 from kvstore.core.errors import InvalidArgument, Unavailable
+from kvstore.daemon.config import Config
 from kvstore.rpc import listener
 from kvstore.rpc.listener import Acceptor, SocketLock, raise_descriptor_limit
+from tests.client.harness import daemon_thread
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symlink", "hard link"])
@@ -110,3 +114,14 @@ def test_the_soft_limit_of_descriptors_is_raised():
         assert raise_descriptor_limit() == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("name", [b"a%20b", b"a#b", b"a?b=c", b"caf\xe9", "caf\u00e9".encode(), b"a b&c"])
+def test_a_socket_path_may_hold_what_a_path_may_hold(tmp_path, name):
+    """gRPC reads a URI where the session socket has a path: both lead to the same daemon."""
+    folder = tmp_path / os.fsdecode(name)
+    config = Config(socket=folder / "k.sock", device=0, host="1 MiB")
+    options = ClientOptions(strict=True, buffer_bytes=0, control=Control.GRPC)
+    with daemon_thread(config), Client(config.socket, options) as client:
+        assert client.grant_lease("over gRPC", 1000)
+        assert {path.name for path in folder.iterdir()} >= {"k.sock", "k.sock.grpc"}
