@@ -1,0 +1,5 @@
+"""``python -m kvstore.tools.fuzz``."""
+
+from kvstore.tools.fuzz.main import main
+
+main()
