@@ -7,13 +7,23 @@ import time
 from typing import Final
 
 from kvstore.core.errors import KVStoreError
-from kvstore.tools.chaos.ground import Ground
+from kvstore.tools.chaos.ground import Ground, Tenant
 from kvstore.v1 import admin_pb2
 
 SETTLE_SECONDS_MAX: Final = 12.0
 """The leases and sessions of chaos have at most some seconds to live; what is there after this time stays."""
 THREADS_MORE_MAX: Final = 64
 """Pools of the daemon grow with use up to their bounds and keep their threads."""
+
+
+def warm_up(ground: Ground) -> dict[str, int]:
+    """Use each transport once, so that what the daemon keeps for good is there; then the base."""
+    tenant = Tenant.of(0)
+    for _ in range(2):
+        with ground.client([tenant]) as client:
+            client.put(tenant.id, tenant.blocks([]))
+    time.sleep(0.3)
+    return figures(ground)
 
 
 def figures(ground: Ground) -> dict[str, int]:
@@ -39,6 +49,18 @@ def figures(ground: Ground) -> dict[str, int]:
     # Names of counters differ from build to build; those of deadlines say how many entries their heap has.
     found |= {name: int(n) for name, n in status.counters.items() if "deadline" in name and "entries" in name}
     return found
+
+
+def owners(ground: Ground) -> str:
+    """Who owns the sessions and leases that are there, in one line."""
+    port = ground.daemon.connect()
+    try:
+        listed = port.call("Admin/ListLeases", admin_pb2.ListLeasesRequest(), admin_pb2.ListLeasesResponse, 10.0)
+    finally:
+        port.close()
+    sessions = [f"session {s.owner} {'remote ' if s.remote else ''}{s.buffer_bytes >> 10} KiB" for s in listed.sessions]
+    leases = [f"lease {x.name[:20]!r} of {x.owner}, {x.seconds_left:.0f} s left, {x.pins} pins" for x in listed.leases]
+    return "; ".join([*sessions, *leases][:40])
 
 
 def descriptors(pid: int) -> int:
@@ -70,5 +92,7 @@ def settle(ground: Ground, base: dict[str, int], after: str) -> None:
         if not above or time.monotonic() > deadline:
             break
         time.sleep(0.2)
+    if above:
+        print(f"what is still there after {after}: {owners(ground)}", flush=True)
     for name, (n, was) in above.items():
         ground.findings.add(f"leak: {name}", f"after {after}: {n}, {was} before")

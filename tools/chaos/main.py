@@ -21,8 +21,8 @@ import typer
 
 from kvstore.core.errors import KVStoreError
 from kvstore.tools.chaos import cancelling, disks, forks, lapses, tenants, traffic
-from kvstore.tools.chaos.base import figures, settle
-from kvstore.tools.chaos.ground import Findings, Ground, Tenant
+from kvstore.tools.chaos.base import settle, warm_up
+from kvstore.tools.chaos.ground import Findings, Ground
 
 KINDS: Final[dict[str, Callable[[Ground], None]]] = {
     "stopped-reader": lapses.stopped_reader,
@@ -45,16 +45,6 @@ ALONE: Final = {"full-disk", "long-contexts", "late-gets", "large-put", "cancell
 FLAGS: Final[dict[str, dict[str, str]]] = {"cancelled-gets": {"host": "96 MiB"}}
 """Flags of the daemon that a kind needs other than usual: copies that take long enough to be cut."""
 NAMES: Final = ", ".join(KINDS)
-
-
-def warm_up(ground: Ground) -> dict[str, int]:
-    """Use each transport once, so that what the daemon keeps for good is there; then the base."""
-    tenant = Tenant.of(0)
-    for _ in range(2):
-        with ground.client([tenant]) as client:
-            client.put(tenant.id, tenant.blocks([]))
-    time.sleep(0.3)
-    return figures(ground)
 
 
 def disturb(ground: Ground, process: subprocess.Popen[str], fate: str) -> None:
