@@ -28,12 +28,24 @@ BATCH_KEYS_MAX: Final = 4096
 """Most keys in one call."""
 
 
+TIERS_MAX: Final = 8
+
+
 class Tier(IntEnum):
-    """Where copies live, hot to cold."""
+    """Where copies live, hot to cold. Numbers 4 to 8 are colder storage behind SSD, where a store has some."""
 
     DEVICE = 1
     HOST = 2
     SSD = 3
+
+    @classmethod
+    def _missing_(cls, value: object) -> Tier | None:
+        if not isinstance(value, int) or not len(cls) < value <= TIERS_MAX:
+            return None
+        # Not among those that iteration yields: which of them there are is the store's affair.
+        colder = int.__new__(cls, value)
+        colder._name_, colder._value_ = f"TIER{value}", value
+        return cls._value2member_map_.setdefault(value, colder)  # type: ignore[return-value]
 
     @property
     def bit(self) -> int:

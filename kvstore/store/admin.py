@@ -12,7 +12,7 @@ from kvstore.core.errors import InvalidArgument, UnknownBlock
 from kvstore.core.keys import chain_keys
 from kvstore.core.types import BlockKey, LeaseId, NamespaceId, Reason, Tier
 from kvstore.store import validate
-from kvstore.store.book import Book, copy_number
+from kvstore.store.book import TIER_MASK, Book, copy_number
 from kvstore.store.get import Get
 from kvstore.store.index import NONE
 from kvstore.store.namespaces import Namespace
@@ -27,7 +27,7 @@ from kvstore.store.report import (
     WhyReport,
 )  # fmt: skip
 from kvstore.store.state import State
-from kvstore.tiers.base import RecoveryReport
+from kvstore.tiers.base import DiskTier, RecoveryReport
 
 LIST_LIMIT_MAX = 10_000
 PREFIX_BYTES_MIN = 4
@@ -50,7 +50,7 @@ class Admin:
         with state.locked() as book:
             owners = state.owners
             counters = dict(book.counters)
-            tiers = tuple(self._tier(tier) for tier in Tier if tier in state.arenas)
+            tiers = tuple(self._tier(tier) for tier in state.arenas)
             sessions, leases = len(owners.sessions), len(owners.leases)
             reservations, jobs = len(owners.reservations), len(owners.jobs)
             counters["blocks_held"], counters["copies_pinned"] = len(book.holds), len(book.pins)
@@ -59,14 +59,16 @@ class Admin:
             counters["copies_under_io"] = len(book.io)
             counters["sessions_with_io"] = sum(owner.buffer_io > 0 for owner in owners.sessions.values())
             counters["buffer_used_bytes"] = sum(o.buffer.used_bytes for o in owners.sessions.values() if o.buffer)
-            ssd = self._tier(Tier.SSD)
-        if disk is not None and health is not None:
-            tiers += (_with_disk(ssd, health.state, health.last_error, disk.capacity_bytes, disk.used_bytes),)
+            stored = {tier: self._tier(tier) for tier in state.storages}
+        tiers += tuple(_with_disk(stored[tier], storage) for tier, storage in state.storages.items())
+        if health is not None:
             counters.update({f"disk_{name}": value for name, value in health.counters.items()})
         warnings = tuple(w for arena in state.arenas.values() for w in arena.warnings)
-        if health is not None and health.state != "ready":
-            why = f"{health.state}: {health.last_error}"
-            warnings += (f"the SSD tier is {why}; blocks that are only there are misses",)
+        for tier, storage in state.storages.items():
+            found = storage.state
+            if found.state != "ready":
+                why = f"{found.state}: {found.last_error}"
+                warnings += (f"the {tier.name} tier is {why}; blocks that are only there are misses",)
         return StatusReport(
             boot_id=self._boot_id,
             uptime_seconds=state.clock.now() - self._start,
@@ -86,7 +88,7 @@ class Admin:
         state, book = self._state, self._state.book
         arena = state.arenas.get(tier)
         word = tier.name.lower()
-        marks = {Tier.DEVICE: state.config.device, Tier.HOST: state.config.host, Tier.SSD: state.config.ssd}[tier]
+        marks = state.config.marks(tier)
         return TierReport(
             tier=tier,
             capacity_bytes=arena.capacity_bytes if arena else 0,
@@ -113,7 +115,7 @@ class Admin:
         return tuple(
             NamespaceReport(
                 e.namespace_id, e.name, e.spec, e.policy, e.layout, e.blocks,
-                (e.blocks_by_tier[Tier.DEVICE], e.blocks_by_tier[Tier.HOST], e.blocks_by_tier[Tier.SSD]),
+                tuple(e.blocks_by_tier[1 : max(*self._state.book.tiers, Tier.SSD) + 1]),
                 e.saved_bytes,
             )
             for e in entries
@@ -172,12 +174,12 @@ class Admin:
     def _block(self, book: Book, slot: int) -> BlockReport:
         index = book.index
         places = {
-            tier.name: str(index.place[tier][slot] if tier is Tier.SSD else index.offset(slot, tier))
-            for tier in Tier
+            tier.name: str(index.offset(slot, tier) if tier in book.arenas else index.place[tier][slot])
+            for tier in book.tiers
             if book.has(slot, tier)
         }
-        numbers = [copy_number(slot, tier) for tier in Tier]
-        filling = [Tier(n & 3).name for n in numbers if n in book.fills]
+        numbers = [copy_number(slot, tier) for tier in book.tiers]
+        filling = [Tier(n & TIER_MASK).name for n in numbers if n in book.fills]
         state = f"filling {', '.join(filling)}" if filling else "ready" if index.residency[slot] else "absent"
         return BlockReport(
             key=index.key_of(slot),
@@ -275,8 +277,12 @@ class Admin:
             )  # fmt: skip
 
 
-def _with_disk(report: TierReport, state: str, last_error: str, capacity: int, used: int) -> TierReport:
-    return replace(report, state=state, last_error=last_error, capacity_bytes=capacity, used_bytes=used)
+def _with_disk(report: TierReport, storage: DiskTier) -> TierReport:
+    health = storage.state
+    return replace(
+        report, state=health.state, last_error=health.last_error, capacity_bytes=storage.capacity_bytes,
+        used_bytes=storage.used_bytes,
+    )  # fmt: skip
 
 
 def _parse_token(token: str) -> tuple[int, int]:

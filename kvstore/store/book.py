@@ -3,18 +3,19 @@
 Every method is called with the store's lock held and does bookkeeping only. What has to happen outside the lock
 (dropping disk handles) is left in ``dropped_handles``, which ``state.State`` hands to the disk after unlocking.
 
-A copy's number is ``4 * slot + tier``. *Pins* keep one copy where it is; *holds* keep a block from losing its last
-copy; *io* marks a copy that a copy or the disk reads from; *refs* keep a slot's number from being given to another
+A copy's number is ``slot << TIER_BITS | tier``. *Pins* keep one copy where it is; *holds* keep a block from losing its
+last copy; *io* marks a copy that a copy or the disk reads from; *refs* keep a slot's number from being given to another
 block while someone outside the lock remembers it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 from kvstore.core.clock import Clock
-from kvstore.core.types import BlockKey, BlockName, Codec, Reason, Tier
+from kvstore.core.types import TIERS_MAX, BlockKey, BlockName, Codec, Reason, Tier
 from kvstore.store import eviction, lru
 from kvstore.store.eviction import Eviction
 from kvstore.store.history import Counters, EventLog, News, Tombstones
@@ -31,7 +32,10 @@ _CODECS = tuple(Codec) * 2
 _DEVICE_CODECS = tuple(codec for codec in Codec for _ in Codec)
 
 _CAUSES = {Reason.EVICTED: "evicted", Reason.REMOVED: "removed", Reason.QUARANTINED: "quarantined"}
-_DROP_COUNTERS = {(t, cause): f"{t.name.lower()}_{_CAUSES.get(cause, 'dropped')}" for t in Tier for cause in Reason}
+
+
+TIER_BITS: Final = 4
+TIER_MASK: Final = (1 << TIER_BITS) - 1
 
 
 class Book:
@@ -44,14 +48,17 @@ class Book:
         clock: Clock,
         limits: tuple[int, int, int],
         evictions: Mapping[Tier, str] = MappingProxyType({}),
+        storages: Sequence[Tier] = (Tier.SSD,),
     ) -> None:
-        self.index = BlockIndex([*arenas, Tier.SSD])
+        self.tiers = (*arenas, *storages)
+        """Hot to cold."""
+        self.index = BlockIndex(self.tiers)
         self.policies: list[Eviction] = [eviction.build(name, self.index, tier) for tier, name in _named(evictions)]
-        self.uses = Uses(self.index, [self.policies[tier] for tier in (*arenas, Tier.SSD)], clock.now())
+        self.uses = Uses(self.index, [self.policies[tier] for tier in self.tiers], clock.now())
         self.occupants = {tier: Occupants(arena) for tier, arena in arenas.items()}
         self.namespaces = namespaces
         self.arenas = arenas
-        self.versions: list[Versions] = [NO_VERSIONS] * 4
+        self.versions: list[Versions] = [NO_VERSIONS] * (TIERS_MAX + 1)
         """Of the pages of each tier's arena, by tier."""
         for tier, arena in arenas.items():
             self.versions[tier] = arena.versions
@@ -59,17 +66,17 @@ class Book:
         self.news = News(self.events)
         self.tombstones = Tombstones(limits[1])
         self.counters = Counters()
-        self.blocks = [0] * 4
-        self.bytes = [0] * 4
-        self.raw_bytes = [0] * 4
-        self.pinned_bytes = [0] * 4
+        self.blocks = [0] * (TIERS_MAX + 1)
+        self.bytes = [0] * (TIERS_MAX + 1)
+        self.raw_bytes = [0] * (TIERS_MAX + 1)
+        self.pinned_bytes = [0] * (TIERS_MAX + 1)
         self.pins: dict[int, int] = {}
         self.holds: dict[int, int] = {}
         self.io: dict[int, int] = {}
         self.refs: dict[int, int] = {}
         self.fills: dict[int, Copy] = {}
         self.doomed: dict[int, list[Copy]] = {}
-        self.dropped_handles: list[tuple[DiskHandle, BlockName]] = []
+        self.dropped_handles: list[tuple[Tier, DiskHandle, BlockName]] = []
         self._clock = clock
 
     # -- what is where -------------------------------------------------------------------------------------------
@@ -95,7 +102,7 @@ class Book:
         index, kind = self.index, kind_of(codec, device_codec)
         sizes, before = self.namespaces.entries[index.namespace[slot]].sizes, index.codec[slot]
         index.codec[slot] = kind
-        for tier in Tier if kind != before else ():
+        for tier in self.tiers if kind != before else ():
             if copy_number(slot, tier) in self.pins:
                 # A pin of a copy that is DOOMED counts as what the next one there will have.
                 self.pinned_bytes[tier] += sizes[tier][kind] - sizes[tier][before]
@@ -149,7 +156,7 @@ class Book:
         namespace = self.namespace(slot)
         if not index.residency[slot]:
             namespace.blocks += 1
-        index.place[tier][slot] = copy.place if tier is Tier.SSD else copy.place // PAGE
+        index.place[tier][slot] = copy.place // PAGE if tier in self.arenas else copy.place
         index.residency[slot] |= tier.bit
         parent = index.parent[slot]
         if parent >= 0:
@@ -174,7 +181,7 @@ class Book:
         """Drop a READY copy. Its bytes are free at once, or when the I/O and the pins on it have ended."""
         index, number = self.index, copy_number(slot, tier)
         place = index.place[tier][slot]
-        copy = Copy(tier, self.nbytes(slot, tier), CopyState.READY, place if tier is Tier.SSD else place * PAGE)
+        copy = Copy(tier, self.nbytes(slot, tier), CopyState.READY, place * PAGE if tier in self.arenas else place)
         copy.advance(Event.DOOM if self._in_use(number) else Event.DROP)
         index.residency[slot] &= ~tier.bit & 0xFF
         self.policies[tier].removed(slot)
@@ -182,7 +189,7 @@ class Book:
             self.occupants[tier].clear(place, copy.nbytes)
         namespace = self.namespace(slot)
         self.account(namespace, tier, index.codec[slot], -1)
-        self.counters.count(_DROP_COUNTERS[tier, cause])
+        self.counters.count(f"{tier.name.lower()}_{_CAUSES.get(cause, 'dropped')}")
         if copy.state is CopyState.DOOMED:
             self.doomed.setdefault(number, []).append(copy)
         else:
@@ -201,22 +208,23 @@ class Book:
 
     def drop_everywhere(self, slot: int, cause: Reason) -> None:
         """Drop all copies, and what is being filled as it lands."""
-        for tier in Tier:
+        for tier in self.tiers:
             fill = self.fills.pop(copy_number(slot, tier), None)
             if fill is not None:
                 fill.advance(Event.DOOM)
         self.ref(slot)
-        for tier in (Tier.DEVICE, Tier.HOST, Tier.SSD):
+        for tier in self.tiers:
             if self.has(slot, tier):
                 self.drop(slot, tier, cause)
         self.unref(slot)
 
     def give_back(self, copy: Copy, name: BlockName) -> None:
         """Free the bytes of a copy of ``name`` that nothing uses any more."""
-        if copy.tier is Tier.SSD:
-            self.dropped_handles.append((DiskHandle(copy.place), name))
+        arena = self.arenas.get(copy.tier)
+        if arena is None:
+            self.dropped_handles.append((copy.tier, DiskHandle(copy.place), name))
         else:
-            self.arenas[copy.tier].free(copy.place, copy.nbytes)
+            arena.free(copy.place, copy.nbytes)
 
     # -- who keeps what ------------------------------------------------------------------------------------------
 
@@ -234,7 +242,7 @@ class Book:
                 pins[number] += 1
                 continue
             pins[number] = 1
-            slot, tier = number >> 2, number & 3
+            slot, tier = number >> TIER_BITS, number & TIER_MASK
             takes[tier](slot)
             pinned[tier] += entries[namespaces[slot]].sizes[tier][codecs[slot]]
 
@@ -253,7 +261,7 @@ class Book:
                 pins[number] -= 1
                 continue
             del pins[number]
-            slot, tier = number >> 2, number & 3
+            slot, tier = number >> TIER_BITS, number & TIER_MASK
             pinned[tier] -= entries[namespaces[slot]].sizes[tier][codecs[slot]]
             if index.residency[slot] >> (tier - 1) & 1:
                 uses[tier](slot)
@@ -332,8 +340,8 @@ class Book:
             return
         for copy in self.doomed.pop(number, ()):
             copy.advance(Event.DRAIN)
-            self.give_back(copy, self.name(number >> 2))
-        self._forget(number >> 2)
+            self.give_back(copy, self.name(number >> TIER_BITS))
+        self._forget(number >> TIER_BITS)
 
     def _forget(self, slot: int) -> None:
         """Delete the slot, and then ghosts above it, if nothing needs them.
@@ -364,7 +372,7 @@ class Book:
     def _remembered(self, slot: int) -> bool:
         if slot in self.refs or slot in self.holds:
             return True
-        copies = (4 * slot + 1, 4 * slot + 2, 4 * slot + 3)
+        copies = [copy_number(slot, tier) for tier in self.tiers]
         return not (self.doomed.keys().isdisjoint(copies) and self.pins.keys().isdisjoint(copies))
 
     def account(self, namespace: Namespace, tier: Tier, codec: int, change: int) -> None:
@@ -381,7 +389,7 @@ class Book:
 
 def copy_number(slot: int, tier: Tier) -> int:
     """One number for a copy: the key of the sparse tables."""
-    return 4 * slot + tier
+    return slot << TIER_BITS | tier
 
 
 def _decrement(counts: dict[int, int], key: int) -> bool:
@@ -396,4 +404,4 @@ def _decrement(counts: dict[int, int], key: int) -> bool:
 
 def _named(evictions: Mapping[Tier, str]) -> list[tuple[Tier, str]]:
     """A tier and the name of its policy by the tier's number; entry 0 stands for nothing."""
-    return [(Tier(max(number, 1)), evictions.get(Tier(max(number, 1)), lru.NAME)) for number in range(len(Tier) + 1)]
+    return [(Tier(max(number, 1)), evictions.get(Tier(max(number, 1)), lru.NAME)) for number in range(TIERS_MAX + 1)]

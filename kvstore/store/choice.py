@@ -76,7 +76,7 @@ class Victims:
     @property
     def may_break(self) -> bool:
         """See ``eviction.Choice``."""
-        return self._tier is Tier.SSD
+        return self._tier in self._state.storages
 
     def take_anyway(self, slots: Iterable[int]) -> None:
         """See ``eviction.Choice``: a chain that is longer than the tier loses its oldest blocks, not its newest."""

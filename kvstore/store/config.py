@@ -67,6 +67,10 @@ class StoreConfig:
     tick_ms: int = 50
     """Period of the housekeeper: expiry of leases and jobs, watermarks, the disk's health."""
 
+    def marks(self, tier: Tier) -> Watermarks:
+        """How a tier is kept; storage behind SSD as SSD is."""
+        return {Tier.DEVICE: self.device, Tier.HOST: self.host}.get(tier, self.ssd)
+
     @property
     def evictions(self) -> dict[Tier, str]:
         """Name of each tier's policy."""

@@ -46,7 +46,9 @@ class Durably:
         book = self._state.book
         residency = book.index.residency
         return any(
-            residency[one] and not book.has(one, Tier.SSD) for one in (slot, book.index.parent[slot]) if one >= 0
+            residency[one] and not residency[one] & self._state.stored
+            for one in (slot, book.index.parent[slot])
+            if one >= 0
         )
 
     def _write_once(self, slots: Sequence[int]) -> Failures:
@@ -66,7 +68,8 @@ class Durably:
         disk has lost forgotten before."""
         book, parent = self._state.book, self._state.book.index.parent[slot]
         synced = self._state.synced >= self._state.writes
-        return synced and book.has(slot, Tier.SSD) and (parent < 0 or book.has(parent, Tier.SSD))
+        residency, stored = book.index.residency, self._state.stored
+        return bool(synced and residency[slot] & stored and (parent < 0 or residency[parent] & stored))
 
     def flush(self, seconds: float, stop: Stop) -> FlushReport:
         """Write every block that is not on SSD, parents first, within ``seconds`` until ``stop``; then sync."""
@@ -83,9 +86,9 @@ class Durably:
         failure = "" if self._sync() else "what was written could not be synced"
         with self._state.locked() as book:
             self._movement.forget_lost()
-            slots = map(book.find, names)
+            slots, residency = map(book.find, names), book.index.residency
             left = sum(
-                slot != NONE and bool(book.index.residency[slot]) and not book.has(slot, Tier.SSD) for slot in slots
+                bool(residency[slot]) and not residency[slot] & self._state.stored for slot in slots if slot != NONE
             )
         if left and not failure:
             failure = f"{left} blocks are not on SSD, of {len(ordered)} that were not"
@@ -98,7 +101,7 @@ class Durably:
             self._movement.forget_lost()
             index = book.index
             residency = np.frombuffer(index.residency, np.uint8)[: index.top]
-            missing = np.flatnonzero((residency != 0) & (residency & Tier.SSD.bit == 0))
+            missing = np.flatnonzero((residency != 0) & (residency & self._state.stored == 0))
             del residency
             depths = np.array(index.depth)[missing]
             parents = np.array(index.parent)[missing]
@@ -108,7 +111,7 @@ class Durably:
     def _write_some(self, slots: Sequence[int]) -> None:
         with self._state.locked() as book:
             # Some may have gone or been written since they were listed.
-            left = [s for s in slots if book.index.residency[s] and not book.has(s, Tier.SSD)]
+            left = [s for s in slots if book.index.residency[s] and not book.index.residency[s] & self._state.stored]
             for slot in left:
                 book.ref(slot)
         try:
@@ -122,7 +125,7 @@ class Durably:
         """Blocks that are not on SSD."""
         with self._state.locked() as book:
             residency = np.frombuffer(book.index.residency, np.uint8)[: book.index.top]
-            missing = int(np.count_nonzero((residency != 0) & (residency & Tier.SSD.bit == 0)))
+            missing = int(np.count_nonzero((residency != 0) & (residency & self._state.stored == 0)))
             del residency
         return missing
 
@@ -144,7 +147,7 @@ class Durably:
             disk.flush()
         except TierUnavailable as error:
             log.warning("what was written to SSD could not be synced: %s", error)
-            self._movement.look_at_disk()
+            self._movement.look_at(Tier.SSD)
             return False
         with self._state.locked():
             self._state.synced = max(self._state.synced, writes)
@@ -155,10 +158,11 @@ class Durably:
         """A block is durable only if its ancestors are: without them a restart could not reach it."""
         found: Failures = {}
         with self._state.locked() as book:
+            residency, stored = book.index.residency, self._state.stored
             for slot in slots:
                 walk = slot
-                while walk >= 0 and walk not in failures and (walk != slot or book.has(slot, Tier.SSD)):
-                    if walk != slot and book.has(walk, Tier.SSD):
+                while walk >= 0 and walk not in failures and (walk != slot or residency[slot] & stored):
+                    if walk != slot and residency[walk] & stored:
                         break
                     walk = book.index.parent[walk]
                 if walk in failures:

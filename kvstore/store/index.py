@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Final
 
-from kvstore.core.types import BlockKey, Tier
+from kvstore.core.types import TIERS_MAX, BlockKey, Tier
 
 NONE: Final = -1
 """No slot: the parent of a root, the end of a list."""
@@ -55,8 +55,8 @@ class BlockIndex:
         self.hits = array("H")
         self.last_use = array("I")
         """Hundredths of a second since the store's start."""
-        self.place = [array("I"), array("I"), array("I"), array("i")]
-        """Page number in the arena; the handle on SSD. Lists by tier begin with an unused entry."""
+        self.place = [array("I" if number <= Tier.HOST else "i") for number in range(TIERS_MAX + 1)]
+        """Page number in the arena; the handle in storage. Lists by tier begin with an unused entry."""
         self.kids = _columns()
         """Children with a READY copy in the tier."""
         self.colder = _columns()
@@ -156,4 +156,4 @@ class BlockIndex:
 
 
 def _columns() -> list[array[int]]:
-    return [array("i") for _ in range(4)]
+    return [array("i") for _ in range(TIERS_MAX + 1)]

@@ -87,7 +87,8 @@ class Loading:
         self._promoter = promoter
         # A GPU's memory has no bytes for the CPU: its blocks go to HOST first.
         on_gpu = promoter.device is not None and promoter.device.kind != "memfd"
-        self._sources = (Tier.HOST, Tier.SSD) if on_gpu else (Tier.HOST, Tier.DEVICE, Tier.SSD)
+        memory = (Tier.HOST,) if on_gpu else (Tier.HOST, Tier.DEVICE)
+        self._sources = (*memory, *state.storages)
 
     def pin(self, load: Load, position: int) -> bool:
         """Pin a block where the target allows it to lie; False if bytes have to move first. Lock held."""
@@ -192,7 +193,8 @@ class Loading:
                 for position in positions:
                     self._claim_landing(load, position, landing)
             self._copy_landings(load, landing)
-            self._read_landings(load, [one for one in landing if one.source is Tier.SSD])
+            for tier in self._state.storages:
+                self._read_landings(load, tier, [one for one in landing if one.source is tier])
         finally:
             with self._state.locked():
                 for one in landing:
@@ -224,14 +226,14 @@ class Loading:
             load.busy = Busy(Tier.HOST, nbytes, free, 0)
             load.settle(position, Outcome.BUSY, Reason.NO_SPACE)
             return
-        place = book.index.place[Tier.SSD][slot] if source is Tier.SSD else book.index.offset(slot, source)
+        place = book.index.offset(slot, source) if source in self._state.arenas else book.index.place[source][slot]
         book.io_begin(slot, source)
         landing.append(_Landing(position, source, place, codec, (size, stride), units, buffer, (offset, nbytes)))
 
     def _copy_landings(self, load: Load, landing: list[_Landing]) -> None:
         layout = load.namespace.layout
         for one in landing:
-            if one.source is Tier.SSD:
+            if one.source in self._state.storages:
                 continue
             (size, stride), (first, end) = one.lengths, one.units
             head = layout.header_bytes if one.source is Tier.HOST else 0
@@ -239,10 +241,10 @@ class Loading:
             copies.copy_slices(source, one.buffer.view(*one.range), end - first, size, (stride, stride))
             one.well = True
 
-    def _read_landings(self, load: Load, landing: list[_Landing]) -> None:
-        disk = self._state.disk
-        if disk is None or not landing:
+    def _read_landings(self, load: Load, tier: Tier, landing: list[_Landing]) -> None:
+        if not landing:
             return
+        disk = self._state.storages[tier]
         reads = [
             BlockRead(
                 DiskHandle(one.place), load.keys[one.position], one.buffer.view(*one.range), one.units,
@@ -256,7 +258,7 @@ class Loading:
                 one.well = True
             else:
                 slot = load.slots[one.position]
-                one.reason = self._promoter.failed_read(slot, one.place, status, ready=ready)
+                one.reason = self._promoter.failed_read(slot, (tier, one.place), status, ready=ready)
 
     def _end_landing(self, load: Load, one: _Landing) -> None:
         """The I/O has ended: the range goes to the lease, or back if there is no use for it. Lock held."""

@@ -83,9 +83,8 @@ class Maintenance:
         size, well = 0, True
         with self._state.locked() as book:
             slot = book.find(name)
-            tiers = [t for t in (Tier.HOST, Tier.SSD) if slot != NONE and book.has(slot, t)]
-            if Tier.SSD in tiers and not self._state.disk_ready:
-                tiers.remove(Tier.SSD)
+            checked, readable = (Tier.HOST, *self._state.storages), self._state.readable
+            tiers = [t for t in checked if slot != NONE and book.has(slot, t) and readable & t.bit]
             for tier in tiers:
                 book.io_begin(slot, tier)
         try:
@@ -105,13 +104,13 @@ class Maintenance:
             if not book.has(slot, tier):
                 return 0, True
             namespace, codec, nbytes = book.namespace(slot), book.codec(slot), book.nbytes(slot, tier)
-            place = book.index.place[tier][slot] if tier is Tier.SSD else book.index.offset(slot, tier)
-        disk = self._state.disk
-        if tier is Tier.SSD and disk is not None:
+            place = book.index.offset(slot, tier) if tier in self._state.arenas else book.index.place[tier][slot]
+        disk = self._state.storages.get(tier)
+        if disk is not None:
             ready = disk.state.state == "ready"
             status = disk.verify(DiskHandle(place), name)
             if status is not ReadStatus.OK:
-                self._promoter.failed_read(slot, place, status, ready=ready)
+                self._promoter.failed_read(slot, (tier, place), status, ready=ready)
             return nbytes, status is not ReadStatus.CORRUPT
         try:
             copies.check_stored(namespace, name[1], codec, self._state.arenas[tier].view(place, nbytes), slices=True)

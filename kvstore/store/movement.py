@@ -20,7 +20,7 @@ from kvstore.store.lifecycle import Copy, CopyState
 from kvstore.store.namespaces import Namespace
 from kvstore.store.space import Space
 from kvstore.store.state import State
-from kvstore.tiers.base import DeviceArena, DiskTier
+from kvstore.tiers.base import DeviceArena
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ class Movement:
                 to_device = tier is Tier.DEVICE
                 device_codec = namespace.device_codec_of(codec) if to_device else book.device_codec(slot)
                 copy = Copy(tier, namespace.bytes_in(tier, codec, device_codec))
-                place = index.place[source][slot] if source is Tier.SSD else index.offset(slot, source)
+                place = index.offset(slot, source) if source in self.state.arenas else index.place[source][slot]
                 book.io_begin(slot, source)
                 book.fill_begin(slot, copy)
                 names = (index.key_of(slot), index.parent_key(slot))
@@ -206,7 +206,7 @@ class Movement:
     def _publish(self, fills: list[Fill]) -> None:
         with self.state.locked() as book:
             for fill in fills:
-                if fill.well and fill.copy.tier is not Tier.SSD and fill.copy.state is not CopyState.DOOMED:
+                if fill.well and fill.copy.tier in self.state.arenas and fill.copy.state is not CopyState.DOOMED:
                     to_device = fill.copy.tier is Tier.DEVICE
                     device_codec = fill.device_codec if to_device else book.device_codec(fill.slot)
                     book.set_codecs(fill.slot, fill.codec, device_codec)
@@ -230,36 +230,32 @@ class Movement:
     def forget_lost(self) -> None:
         """Drop the copies that the disk has lost by itself. Called with the lock held."""
         state, book = self.state, self.state.book
-        if state.disk is None:
-            return
-        lost, state.lost = [*state.lost, *state.disk.lost()], []
-        for handle, name in lost:
+        fresh = [(tier, *one) for tier, storage in state.storages.items() for one in storage.lost()]
+        lost, state.lost = [*state.lost, *fresh], []
+        for tier, handle, name in lost:
             slot = book.find(name)
             if slot == NONE:
                 continue
-            if copy_number(slot, Tier.SSD) in book.fills:
+            if copy_number(slot, tier) in book.fills:
                 # Perhaps of this copy: its write was answered, and it is about to be published.
-                state.lost.append((handle, name))
-            elif book.has(slot, Tier.SSD) and book.index.place[Tier.SSD][slot] == handle:
-                book.drop(slot, Tier.SSD, Reason.DROPPED)
+                state.lost.append((tier, handle, name))
+            elif book.has(slot, tier) and book.index.place[tier][slot] == handle:
+                book.drop(slot, tier, Reason.DROPPED)
 
     # -- the disk's health ---------------------------------------------------------------------------------------
 
-    def look_at_disk(self) -> bool:
-        """Ask the disk how it is and remember it; True if it takes reads and writes."""
-        disk: DiskTier | None = self.state.disk
-        if disk is None:
-            return False
-        ready = disk.state.state == "ready"
+    def look_at(self, tier: Tier) -> bool:
+        """Ask a storage tier how it is and remember it; True if it takes reads and writes."""
+        ready = self.state.storages[tier].state.state == "ready"
         with self.state.locked() as book:
-            before = self.state.disk_ready
+            before = bool(self.state.readable & tier.bit)
             if ready:
-                self.state.readable |= Tier.SSD.bit
+                self.state.readable |= tier.bit
             else:
-                self.state.readable &= ~Tier.SSD.bit
+                self.state.readable &= ~tier.bit
             if ready and not before:
                 for policy in book.policies[1:]:
                     policy.reconsider_all()
         if ready != before:
-            log.warning("the SSD tier is %s now", "ready" if ready else "degraded")
+            log.warning("the %s tier is %s now", tier.name, "ready" if ready else "degraded")
         return ready

@@ -179,12 +179,13 @@ class Movers:
             goal = nbytes
             while goal >= PAGE and not self._movement.make_room(tier, goal, total=True):
                 goal //= 2
-        for tier in (Tier.DEVICE, Tier.HOST, Tier.SSD):
+        for tier in (*self._state.arenas, *self._state.storages):
             self._keep_watermarks(tier)
 
     def tick(self) -> None:
         """Expire leases and answers of jobs; look at the disk's health; tell it of uses now and then."""
-        self._movement.look_at_disk()
+        for tier in self._state.storages:
+            self._movement.look_at(tier)
         with self._state.locked():
             self._movement.forget_lost()
             self._tenancy.expire_leases()
@@ -207,8 +208,8 @@ class Movers:
         while (left := self._surplus(tier, int(marks.low * capacity))) > 0:
             if not self._movement.make_room(tier, left, total=True, limit=PIECE_BLOCKS):
                 break
-        if tier is Tier.SSD and self._state.disk is not None:
-            self._reclaim(self._state.disk, surplus)
+        if tier in self._state.storages:
+            self._reclaim(self._state.storages[tier], surplus)
 
     def _surplus(self, tier: Tier, low: int) -> int:
         """Bytes above the low watermark that dropping blocks can bring back. On SSD those of live blocks count: dead
@@ -226,9 +227,6 @@ class Movers:
             log.warning("space on SSD could not be reclaimed: %s", error)
 
     def _fill_level(self, tier: Tier) -> tuple[Watermarks, int, int]:
-        marks = {Tier.DEVICE: self._config.device, Tier.HOST: self._config.host, Tier.SSD: self._config.ssd}[tier]
-        disk = self._state.disk
-        if tier is Tier.SSD:
-            return (marks, disk.capacity_bytes, disk.used_bytes) if disk is not None else (marks, 0, 0)
-        arena = self._state.arenas.get(tier)
-        return (marks, arena.capacity_bytes, arena.used_bytes) if arena is not None else (marks, 0, 0)
+        marks = self._config.marks(tier)
+        level = self._state.storages.get(tier) or self._state.arenas[tier]
+        return marks, level.capacity_bytes, level.used_bytes

@@ -10,7 +10,7 @@ from typing import Final
 from kvstore.cache import NearNamespace
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted, UnknownNamespace
 from kvstore.core.namespace import PAGE_BYTES, BlockLayout, NamespacePolicy, NamespaceSpec
-from kvstore.core.types import Codec, NamespaceId, Tier
+from kvstore.core.types import TIERS_MAX, Codec, NamespaceId, Tier
 from kvstore.kernels.layout import align_up
 
 NAME_BYTES_MAX: Final = 256
@@ -37,7 +37,7 @@ class Namespace:
     slots: int = 0
     """Slots of the index that are its blocks' and ghosts'."""
     blocks: int = 0
-    blocks_by_tier: list[int] = field(default_factory=lambda: [0] * 4)
+    blocks_by_tier: list[int] = field(default_factory=lambda: [0] * (TIERS_MAX + 1))
     saved_bytes: int = 0
     """Bytes that the codecs of its copies save, over all tiers."""
     sizes: tuple[tuple[int, ...], ...] = ()
@@ -46,7 +46,7 @@ class Namespace:
     def __post_init__(self) -> None:
         raw, coded = self.layout.device_bytes, align_up(self.layout.units_bytes(Codec.INT8), PAGE_BYTES)
         stored = (self.layout.raw_stored_bytes, self.layout.stored_bytes) * 2
-        self.sizes = ((0,) * 4, (raw, raw, coded, coded), stored, stored)
+        self.sizes = ((0,) * 4, (raw, raw, coded, coded), *[stored] * (TIERS_MAX - 1))
 
     @property
     def name(self) -> str:

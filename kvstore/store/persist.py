@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from kvstore.core.errors import TierFull, TierUnavailable
 from kvstore.core.types import Reason, Tier
 from kvstore.store.movement import Failures, Fill, Movement
 from kvstore.store.namespaces import Namespace
 from kvstore.store.promote import Promoter
-from kvstore.tiers.base import BlockWrite, DiskTier
+from kvstore.tiers.base import BlockRead, BlockWrite, DiskHandle, DiskTier, ReadStatus
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ class Persister:
         self._state = movement.state
         self._promoter = promoter
         movement.demotions[Tier.HOST] = self.demote
+        for tier in movement.state.storages:
+            movement.demotions[tier] = partial(self.to_colder, tier)
 
     def to_ssd(self, slots: Sequence[int], *, durable: bool = False) -> Failures:
         """Make READY copies on SSD; a block that is on DEVICE only is copied to HOST first."""
@@ -37,6 +41,14 @@ class Persister:
         left = self._by_chain([slot for slot in slots if slot not in failures])
         failures.update(self._movement.fill(left, Tier.SSD, (Tier.HOST,), _Writer(self._movement, durable)))
         return failures
+
+    def to_colder(self, tier: Tier, slots: Sequence[int]) -> Failures:
+        """Make READY copies in the next colder storage of blocks that are to leave one."""
+        colder = self._state.colder(tier)
+        if colder is None:
+            return dict.fromkeys(slots, Reason.TIER_UNAVAILABLE)
+        ordered = self._by_chain(slots)
+        return self._movement.fill(ordered, colder, (Tier.HOST, tier), _Writer(self._movement, False, colder))
 
     def demote(self, slots: Sequence[int]) -> Failures:
         """Make READY copies on SSD of blocks that are to leave HOST, and of their ancestors in HOST beside them.
@@ -51,7 +63,7 @@ class Persister:
                 while (
                     walk >= 0 and walk not in extent and len(extent) < len(slots) + self._state.config.extent_blocks_max
                 ):
-                    if book.index.residency[walk] & (Tier.HOST.bit | Tier.SSD.bit) != Tier.HOST.bit:
+                    if book.index.residency[walk] & (Tier.HOST.bit | self._state.stored) != Tier.HOST.bit:
                         break
                     extent[walk] = None
                     book.ref(walk)
@@ -75,7 +87,7 @@ class Persister:
             for slot in slots:
                 lineage = [slot]
                 parent = book.index.parent[slot]
-                while parent >= 0 and parent not in found and not book.has(parent, Tier.SSD):
+                while parent >= 0 and parent not in found and not book.index.residency[parent] & self._state.stored:
                     lineage.append(parent)
                     parent = book.index.parent[parent]
                 for one in reversed(lineage):
@@ -88,8 +100,10 @@ class Persister:
 class _Writer:
     """The work of one ``Movement.fill`` of SSD."""
 
-    def __init__(self, movement: Movement, durable: bool) -> None:
+    def __init__(self, movement: Movement, durable: bool, tier: Tier = Tier.SSD) -> None:
         self._movement = movement
+        self._tier = tier
+        self._word = tier.name.lower()
         self._state = movement.state
         self._durable = durable
 
@@ -99,17 +113,16 @@ class _Writer:
             if reason is not None:
                 failures.update((fill.slot, reason) for fill in run)
                 with self._state.locked() as book:
-                    book.counters.count(f"ssd_writes_dropped_{reason.name.lower()}", len(run))
+                    book.counters.count(f"{self._word}_writes_dropped_{reason.name.lower()}", len(run))
 
     def _write_run(self, run: list[Fill]) -> Reason | None:
-        disk, host = self._state.disk, self._state.arenas[Tier.HOST]
+        disk = self._state.storages.get(self._tier)
         if disk is None:
             return Reason.TIER_UNAVAILABLE
-        namespace = run[0].namespace
-        blocks = [
-            BlockWrite(fill.key, fill.parent, fill.codec, host.view(fill.source_place, fill.copy.nbytes))
-            for fill in run
-        ]
+        namespace, stored = run[0].namespace, self._stored(run)
+        if stored is None:
+            return Reason.TIER_UNAVAILABLE
+        blocks = [BlockWrite(f.key, f.parent, f.codec, data) for f, data in zip(run, stored, strict=True)]
         nbytes = sum(fill.copy.nbytes for fill in run)
         for attempt in range(FULL_TRIES_MAX):
             try:
@@ -121,7 +134,7 @@ class _Writer:
                 continue
             except TierUnavailable as error:
                 log.warning("a write of %d blocks to SSD was dropped: %s", len(run), error)
-                self._movement.look_at_disk()
+                self._movement.look_at(self._tier)
                 return Reason.TIER_UNAVAILABLE
             for fill, handle in zip(run, handles, strict=True):
                 fill.copy.place = handle
@@ -130,15 +143,34 @@ class _Writer:
             return None
         return Reason.NO_SPACE
 
+    def _stored(self, run: list[Fill]) -> list[memoryview] | None:
+        """The stored blocks of a run: where they lie in HOST, or read from hotter storage. None if one can not be."""
+        found: list[memoryview] = []
+        for fill in run:
+            arena = self._state.arenas.get(fill.source)
+            if arena is not None:
+                found.append(arena.view(fill.source_place, fill.copy.nbytes))
+                continue
+            into = memoryview(mmap.mmap(-1, fill.copy.nbytes))
+            name = fill.namespace.namespace_id
+            read = BlockRead(DiskHandle(fill.source_place), fill.key, into, namespace_id=name)
+            if self._state.storages[fill.source].read([read]) != [ReadStatus.OK]:
+                return None
+            found.append(into)
+        return found
+
     def _count(self, run: list[Fill], nbytes: int) -> None:
         with self._state.locked() as book:
-            book.counters.count("ssd_blocks_written", len(run))
-            book.counters.count("ssd_bytes_written", nbytes)
-            if not self._durable:
+            book.counters.count(f"{self._word}_blocks_written", len(run))
+            book.counters.count(f"{self._word}_bytes_written", nbytes)
+            if not self._durable and self._tier is Tier.SSD:
                 self._state.writes += 1
 
     def _know_namespace(self, disk: DiskTier, namespace: Namespace) -> None:
-        if not namespace.on_disk:
+        if self._tier is not Tier.SSD:
+            # Idempotent, and asked for each run: only of SSD it is remembered what it knows.
+            disk.put_namespace(namespace.spec, namespace.policy, namespace.name)
+        elif not namespace.on_disk:
             disk.put_namespace(namespace.spec, namespace.policy, namespace.name)
             with self._state.locked():
                 namespace.on_disk = True
@@ -158,7 +190,7 @@ class _Writer:
             if before >= 0:
                 book.hold(before)
         try:
-            if not self._movement.make_room(Tier.SSD, missing, total=True):
+            if not self._movement.make_room(self._tier, missing, total=True):
                 return False
         finally:
             with self._state.locked() as book:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvstore.core.types import Area, BlockKey, Codec, Outcome, Place, Reason, Target, Tier
-from kvstore.store.book import Book
+from kvstore.store.book import TIER_BITS, Book
 from kvstore.store.index import NONE, PAGE, PAGE_BITS
 from kvstore.store.loading import Load
 from kvstore.store.places import place_of
@@ -18,10 +18,10 @@ from kvstore.store.places import place_of
 _TIERS: Final = (Tier.DEVICE, *Tier)
 
 _WANTED: Final = {
-    Target.IN_PLACE: (0, 1, 2, 1, 0, 1, 2, 1),
-    Target.DEVICE: (0, 1, 0, 1, 0, 1, 0, 1),
-    Target.HOST: (0, 0, 2, 2, 0, 0, 2, 2),
-    Target.BUFFER: (0,) * 8,
+    Target.IN_PLACE: (0, 1, 2, 1) * 64,
+    Target.DEVICE: (0, 1, 0, 1) * 64,
+    Target.HOST: (0, 0, 2, 2) * 64,
+    Target.BUFFER: (0,) * 256,
 }
 """By target: number of the tier that is read, by residency bits; 0 where bytes have to move first."""
 
@@ -58,7 +58,7 @@ def pin_found(book: Book, load: Load, readable: int, why: Callable[[BlockKey], R
         hits.append(position)
         if lease is None:
             continue
-        number = 4 * slot + tier
+        number = slot << TIER_BITS | tier
         if number not in pins:
             pins.add(number)
             fresh.append(number)

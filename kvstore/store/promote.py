@@ -33,7 +33,7 @@ class Promoter:
 
     def to_host(self, slots: Iterable[int]) -> Failures:
         """Make READY copies in HOST, from DEVICE if a block is there, else from SSD."""
-        return self._movement.fill(slots, Tier.HOST, (Tier.DEVICE, Tier.SSD), self._fill_host)
+        return self._movement.fill(slots, Tier.HOST, (Tier.DEVICE, *self._state.storages), self._fill_host)
 
     def to_device(self, slots: Sequence[int]) -> Failures:
         """Make READY copies in DEVICE, by way of HOST."""
@@ -58,14 +58,17 @@ class Promoter:
     def _fill_host(self, fills: list[Fill], failures: Failures) -> None:
         from_disk: list[Fill] = []
         for fill in fills:
-            if fill.source is Tier.SSD:
+            if fill.source in self._state.storages:
                 from_disk.append(fill)
             else:
                 self._encode(fill, failures)
         while from_disk:
             batch: list[Fill] = []
             nbytes = 0
-            while from_disk and len(batch) < READ_BLOCKS_MAX and nbytes < READ_BYTES_MAX:
+            source = from_disk[0].source
+            while (
+                from_disk and from_disk[0].source is source and len(batch) < READ_BLOCKS_MAX and nbytes < READ_BYTES_MAX
+            ):
                 fill = from_disk.pop(0)
                 if self._take(fill, failures):
                     batch.append(fill)
@@ -104,15 +107,16 @@ class Promoter:
     def _may_recode(self, fill: Fill, failures: Failures) -> bool:
         """A block has one codec below DEVICE: it changes only while no stored copy has the old one."""
         with self._state.locked() as book:
-            stored = book.has(fill.slot, Tier.SSD)
+            stored = bool(book.index.residency[fill.slot] & self._state.stored)
             if stored:
                 failures[fill.slot] = Reason.DROPPED
         return not stored
 
     def _read(self, fills: list[Fill], failures: Failures) -> None:
-        disk, host = self._state.disk, self._state.arenas[Tier.HOST]
-        if disk is None or not fills:
+        if not fills:
             return
+        tier, host = fills[0].source, self._state.arenas[Tier.HOST]
+        disk = self._state.storages[tier]
         reads = [
             BlockRead(
                 DiskHandle(f.source_place), f.key, host.view(f.copy.place, f.copy.nbytes),
@@ -126,9 +130,9 @@ class Promoter:
             found = self._checked(fill, read) if status is ReadStatus.OK else status
             fill.well = found is ReadStatus.OK
             if not fill.well:
-                failures[fill.slot] = self.failed_read(fill.slot, fill.source_place, found, ready=ready)
+                failures[fill.slot] = self.failed_read(fill.slot, (tier, fill.source_place), found, ready=ready)
         with self._state.locked() as book:
-            book.counters.count("ssd_promoted", sum(fill.well for fill in fills))
+            book.counters.count(f"{tier.name.lower()}_promoted", sum(fill.well for fill in fills))
 
     def _checked(self, fill: Fill, read: BlockRead) -> ReadStatus:
         """The disk has compared the checksums; the header must be that of this block under this codec, too."""
@@ -139,25 +143,26 @@ class Promoter:
             return ReadStatus.CORRUPT
         return ReadStatus.OK
 
-    def failed_read(self, slot: int, handle: int, status: ReadStatus, *, ready: bool) -> Reason:
+    def failed_read(self, slot: int, at: tuple[Tier, int], status: ReadStatus, *, ready: bool) -> Reason:
         """Invalidate the entry whose load failed, and say why it is a miss.
 
         Corrupt or gone: the copy is dropped. Unavailable: kept while the whole tier is degraded (it is not matched
         then, and comes back with the tier), dropped if only this block can not be read. ``ready`` says whether the tier
         was ready before the read: one that comes back meanwhile refused it for its own sake, not for the block's.
         """
-        degraded = not (self._movement.look_at_disk() and ready)
+        tier, handle = at
+        degraded = not (self._movement.look_at(tier) and ready)
         with self._state.locked() as book:
             if status is ReadStatus.CORRUPT:
                 book.counters.count("corrupt_blocks")
             elif status is ReadStatus.UNAVAILABLE:
-                book.counters.count("ssd_reads_failed")
+                book.counters.count(f"{tier.name.lower()}_reads_failed")
             if status is ReadStatus.UNAVAILABLE and degraded:
                 return Reason.TIER_UNAVAILABLE
             reason = _REASONS[status]
-            if book.has(slot, Tier.SSD) and book.index.place[Tier.SSD][slot] == handle:
+            if book.has(slot, tier) and book.index.place[tier][slot] == handle:
                 # Gone, though nobody here has dropped it: that was no eviction.
-                book.drop(slot, Tier.SSD, Reason.DROPPED if status is ReadStatus.GONE else reason)
+                book.drop(slot, tier, Reason.DROPPED if status is ReadStatus.GONE else reason)
             return reason
 
     def _fill_device(self, fills: list[Fill], failures: Failures) -> None:

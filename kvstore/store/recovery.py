@@ -30,8 +30,8 @@ BATCH: int = 4096
 """Blocks registered in one locked section."""
 
 
-def recover(state: State, disk: DiskTier) -> None:
-    """Rebuild the index from SSD. Called once, before anything else uses the store."""
+def recover(state: State, tier: Tier, disk: DiskTier) -> None:
+    """Rebuild the index from one storage. Called once for each, the hottest first, before the store is used."""
     recovered = disk.recover()
     batch: list[RecoveredBlock] = []
     known: dict[NamespaceId, Namespace] | None = None
@@ -40,17 +40,17 @@ def recover(state: State, disk: DiskTier) -> None:
             known = know_namespaces(state, disk)
         batch.append(block)
         if len(batch) == BATCH:
-            register_blocks(state, batch, known)
+            register_blocks(state, batch, known, tier)
             batch = []
     known = know_namespaces(state, disk) if known is None else known
-    register_blocks(state, batch, known)
+    register_blocks(state, batch, known, tier)
     with state.locked() as book:
         if not set_depths(book.index):
             cut_circles(book)
             set_depths(book.index)
         for namespace in known.values():
             # What the disk holds no block of is known for its name and policy, and may be forgotten.
-            namespace.on_disk = namespace.on_disk and namespace.slots > 0
+            namespace.on_disk = namespace.on_disk and namespace.blocks_by_tier[Tier.SSD] > 0
             state.namespaces.leave(namespace)
     give_heap_back()
     report = disk.report
@@ -77,25 +77,27 @@ def know_namespaces(state: State, disk: DiskTier) -> dict[NamespaceId, Namespace
     return known
 
 
-def register_blocks(state: State, blocks: list[RecoveredBlock], known: dict[NamespaceId, Namespace]) -> None:
-    """Enter blocks found on SSD. They are not told as events: whoever subscribes after a start begins with a list."""
+def register_blocks(
+    state: State, blocks: list[RecoveredBlock], known: dict[NamespaceId, Namespace], tier: Tier = Tier.SSD
+) -> None:
+    """Enter blocks found in storage. They are no events: whoever subscribes after a start begins with a list."""
     with state.locked() as book:
         for namespace_id, group in groupby(blocks, key=attrgetter("namespace_id")):
             namespace = known.get(namespace_id)
             if namespace is not None:
-                _register_group(book, namespace, group)
+                _register_group(book, namespace, group, tier)
                 continue
-            strangers = [(block.handle, (namespace_id, block.key)) for block in group]
+            strangers = [(tier, block.handle, (namespace_id, block.key)) for block in group]
             book.counters.count("recovered_without_namespace", len(strangers))
             book.dropped_handles += strangers
 
 
-def _register_group(book: Book, namespace: Namespace, blocks: Iterable[RecoveredBlock]) -> None:
+def _register_group(book: Book, namespace: Namespace, blocks: Iterable[RecoveredBlock], tier: Tier) -> None:
     """Enter blocks of one namespace. Columns are local names here: this loop is most of a warm start's work."""
-    index, use = book.index, book.policies[Tier.SSD].inserted
-    slots, residency, place = index.slots(namespace.number), index.residency, index.place[Tier.SSD]
-    kids, number, bit = index.kids[Tier.SSD], namespace.number, Tier.SSD.bit
-    counts = [0, 0]
+    index, use = book.index, book.policies[tier].inserted
+    slots, residency, place = index.slots(namespace.number), index.residency, index.place[tier]
+    kids, number, bit = index.kids[tier], namespace.number, tier.bit
+    counts, fresh = [0, 0], 0
     for block in blocks:
         key, parent_key = block.key, block.parent
         parent = NONE if parent_key == ROOT_PARENT else slots.get(parent_key, UNKNOWN)
@@ -107,23 +109,24 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
         if slot == NONE:
             slot = index.add(key, parent, number, depth)
             namespace.slots += 1
-        elif residency[slot]:
+        elif residency[slot] & bit or (residency[slot] and block.codec != index.codec[slot]):
             # Two copies of one key: the later one goes, being the same bytes.
-            book.dropped_handles.append((block.handle, (namespace.namespace_id, key)))
+            book.dropped_handles.append((tier, block.handle, (namespace.namespace_id, key)))
             continue
-        else:
+        elif index.parent[slot] == UNKNOWN:
             index.adopt(slot, parent, depth)
         codec = block.codec
         index.codec[slot] = codec
         counts[codec] += 1
         place[slot] = block.handle
-        residency[slot] = bit
-        if parent >= 0:
-            kids[parent] += 1
+        fresh += not residency[slot]
+        residency[slot] |= bit
+        if index.parent[slot] >= 0:
+            kids[index.parent[slot]] += 1
         use(slot)
     for codec in Codec:
-        book.account(namespace, Tier.SSD, codec, counts[codec])
-    namespace.blocks += sum(counts)
+        book.account(namespace, tier, codec, counts[codec])
+    namespace.blocks += fresh
 
 
 def set_depths(index: BlockIndex) -> bool:
@@ -164,11 +167,12 @@ def cut_circles(book: Book) -> None:
         step = step[step]
     circle = np.unique(step[step != index.top]).tolist()
     for slot in circle:
-        index.kids[Tier.SSD][index.parent[slot]] -= bool(index.residency[slot])
+        for tier in book.tiers:
+            index.kids[tier][index.parent[slot]] -= book.has(slot, tier)
         index.orphan(slot)
     for slot in circle:
         if index.residency[slot]:
-            book.drop(slot, Tier.SSD, Reason.DROPPED)
+            book.drop_everywhere(slot, Reason.DROPPED)
     book.counters.count("recovered_in_circle", len(circle))
     log.error("%d blocks on SSD are their own ancestors and are dropped", len(circle))
 

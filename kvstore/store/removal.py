@@ -36,7 +36,7 @@ class Removal:
                 slot = known[key]
                 if slot == NONE:
                     outcomes[key] = Outcome.MISS
-                elif slot in book.holds or any(copy_number(slot, tier) in book.pins for tier in Tier):
+                elif slot in book.holds or any(copy_number(slot, tier) in book.pins for tier in book.tiers):
                     outcomes[key] = Outcome.BUSY
                 else:
                     book.drop_everywhere(slot, Reason.REMOVED)
@@ -78,7 +78,7 @@ class Removal:
 
     def _tiers(self) -> list[Tier]:
         state = self._state
-        return [tier for tier in Tier if tier in state.arenas or (tier is Tier.SSD and state.disk is not None)]
+        return [*state.arenas, *state.storages]
 
     def _level(self, tier: Tier) -> tuple[int, int]:
         with self._state.locked() as book:

@@ -58,7 +58,7 @@ class StatusReport:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceReport:
-    """One namespace; ``blocks_by_tier`` counts DEVICE, HOST, SSD."""
+    """One namespace; ``blocks_by_tier`` counts DEVICE, HOST, SSD, and what storage there is behind it."""
 
     namespace_id: NamespaceId
     name: str
@@ -66,7 +66,7 @@ class NamespaceReport:
     policy: NamespacePolicy
     layout: BlockLayout
     blocks: int
-    blocks_by_tier: tuple[int, int, int]
+    blocks_by_tier: tuple[int, ...]
     saved_bytes: int = 0
 
 

@@ -159,13 +159,15 @@ class Space:
             return Verdict.DEMOTE
         if tier is Tier.HOST and state.disk_ready and wants_disk(book, slot):
             return Verdict.DEMOTE
+        if tier in state.storages and not others and state.colder(tier) is not None:
+            return Verdict.DEMOTE
         if others:
             # The other copy is on a tier that does not answer now; it will.
             return Verdict.DROP
         if slot in book.holds:
             return Verdict.KEEP
         # Children that are chosen to go for good are none any more.
-        if book.index.children[slot] > self.vanishing.get(slot, 0) and (tier is Tier.SSD or state.disk_ready):
+        if book.index.children[slot] > self.vanishing.get(slot, 0) and (tier in state.storages or state.disk_ready):
             return Verdict.KEEP
         return Verdict.DROP
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvstore.core.clock import Clock
@@ -39,21 +39,27 @@ def never() -> bool:
 class State:
     """The tables, the lock, and the tiers they speak of."""
 
-    def __init__(self, config: StoreConfig, arenas: dict[Tier, Arena], disk: DiskTier | None, clock: Clock) -> None:
+    def __init__(
+        self, config: StoreConfig, arenas: dict[Tier, Arena], storages: Sequence[DiskTier], clock: Clock
+    ) -> None:
         self.config = config
         self.clock = clock
         self.arenas = arenas
-        self.disk = disk
+        self.storages = {Tier(Tier.SSD + place): storage for place, storage in enumerate(storages)}
+        """Tiers that are asked and not addressed, hot to cold: SSD, and what there is behind it."""
+        self.disk = self.storages.get(Tier.SSD)
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         """Notified when a fill or I/O has ended."""
         self.namespaces = NamespaceTable(config.namespaces_max)
         limits = (config.events_max, config.tombstones_max, config.events_epoch)
-        self.book = Book(self.namespaces, arenas, clock, limits, config.evictions)
+        self.book = Book(self.namespaces, arenas, clock, limits, config.evictions, tuple(self.storages) or (Tier.SSD,))
         self.owners = Owners()
         self.draining = False
-        self.readable = 0b111 if disk is not None else 0b011
-        """Residency bits that can be read now: without SSD's while that tier is degraded."""
+        self.stored = sum(tier.bit for tier in self.storages)
+        """Residency bits of what a restart finds again."""
+        self.readable = 0b011 | self.stored
+        """Residency bits that can be read now: without those of storage that is degraded."""
         self.reserved_bytes = 0
         """Bytes of DEVICE that are reserved and not committed."""
         self.writes = 0
@@ -64,7 +70,7 @@ class State:
         """Times that the disk was told to forget blocks, so far: that is durable with the next sync only."""
         self.drops_synced = 0
         """How many of ``drops`` are known to be synced."""
-        self.lost: list[tuple[DiskHandle, BlockName]] = []
+        self.lost: list[tuple[Tier, DiskHandle, BlockName]] = []
         """What the disk has lost while its copy was not READY yet."""
         self._later: list[Callable[[], None]] = []
         self._listeners: list[Callable[[], None]] = []
@@ -81,8 +87,8 @@ class State:
                     dropped, self.book.dropped_handles = self.book.dropped_handles, []
                     later, self._later = self._later, []
         finally:
-            if dropped and self.disk is not None:
-                self._drop(self.disk, dropped)
+            for tier, storage in self.storages.items() if dropped else ():
+                self._drop(storage, [(handle, name) for at, handle, name in dropped if at is tier])
             for action in later:
                 _guarded(action)
             if told:
@@ -90,6 +96,8 @@ class State:
                     _guarded(listener)
 
     def _drop(self, disk: DiskTier, dropped: list[tuple[DiskHandle, BlockName]]) -> None:
+        if not dropped:
+            return
         try:
             disk.drop([handle for handle, _ in dropped], [name for _, name in dropped])
         except TierError as error:
@@ -111,6 +119,10 @@ class State:
                 self._listeners.remove(callback)
 
         return unsubscribe
+
+    def colder(self, tier: Tier) -> Tier | None:
+        """The next colder storage, if there is one and it is ready."""
+        return next((t for t in self.storages if t > tier and self.readable & t.bit), None)
 
     @property
     def disk_ready(self) -> bool:

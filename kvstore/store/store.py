@@ -57,20 +57,24 @@ EVENTS_LOOKED_AT: Final = 1024
 
 
 class Store:
-    """Blocks in three tiers. ``boot_id`` (16 bytes) is new in every process."""
+    """Blocks in a list of tiers: DEVICE and HOST in memory, SSD, and ``colder`` storage behind it, eight at most.
+
+    ``boot_id`` (16 bytes) is new in every process.
+    """
 
     boot_id: bytes
     host: Arena
     device: DeviceArena | None
     disk: DiskTier | None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the tiers by what they are, and what every store has
         self,
         config: StoreConfig,
         *,
         host: Arena,
         device: DeviceArena | None = None,
         disk: DiskTier | None = None,
+        colder: Sequence[DiskTier] = (),
         clock: Clock | None = None,
         on_job_done: JobDone | None = None,
     ) -> None:
@@ -78,7 +82,7 @@ class Store:
         self.host, self.device, self.disk = host, device, disk
         self._closed = False
         arenas: dict[Tier, Arena] = {Tier.HOST: host} if device is None else {Tier.DEVICE: device, Tier.HOST: host}
-        self._state = State(config, arenas, disk, clock or MonotonicClock())
+        self._state = State(config, arenas, [*([disk] if disk else []), *colder], clock or MonotonicClock())
         self._movement = Movement(self._state, Space(self._state))
         promoter = Promoter(self._movement, device)
         persister = Persister(self._movement, promoter)
@@ -109,9 +113,9 @@ class Store:
 
     def start(self) -> None:
         """Recover what is on SSD and start the movers. *Blocks* for the recovery."""
-        if self.disk is not None:
-            recover(self._state, self.disk)
-            self._movement.look_at_disk()
+        for tier, storage in self._state.storages.items():
+            recover(self._state, tier, storage)
+            self._movement.look_at(tier)
         self._movers.start()
 
     def close(self) -> None:
@@ -125,7 +129,7 @@ class Store:
             self._maintenance.flush(self._state.config.close_flush_ms)
         self._movers.recency.tell()
         self._tenancy.close_all()
-        for tier in (self.disk, self.device, self.host):
+        for tier in (*self._state.storages.values(), self.device, self.host):
             if tier is not None:
                 tier.close()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unavailable
 from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, ReservationId, SessionId, Tier
 from kvstore.store import validate
+from kvstore.store.book import TIER_BITS
 from kvstore.store.buffers import Buffers
 from kvstore.store.index import NONE
 from kvstore.store.lifecycle import Event
@@ -216,7 +217,7 @@ class Tenancy:
             owners.jobs[job_id].cancel()
         released = len(lease.pins) + len(lease.holds)
         # Children first, so that parents end up hotter: the deepest block of a chain goes to the hot end first.
-        book.unpin_all(sorted(lease.pins, key=lambda n: -book.index.depth[n >> 2]))
+        book.unpin_all(sorted(lease.pins, key=lambda n: -book.index.depth[n >> TIER_BITS]))
         for slot in lease.holds:
             book.unhold(slot)
         for ranges in lease.buffers.values():
@@ -240,7 +241,7 @@ class Tenancy:
             if slot == NONE:
                 continue
             # Only what lies in an arena is ever pinned.
-            for number in (4 * slot + _DEVICE, 4 * slot + _HOST):
+            for number in (slot << TIER_BITS | _DEVICE, slot << TIER_BITS | _HOST):
                 if number in pins:
                     pins.remove(number)
                     pinned.append(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvstore.core.types import Area, BlockKey, Tier
+from kvstore.core.types import TIERS_MAX, Area, BlockKey, Tier
 from kvstore.store.book import Book, copy_number
 from kvstore.store.index import NONE
 from kvstore.store.lru import LruList
@@ -26,7 +26,7 @@ def _counts(book: Book) -> list[str]:
     """Parents know how many children they have, and how many of these in each tier."""
     index = book.index
     children: Counter[int] = Counter()
-    kids = [Counter[int]() for _ in range(4)]
+    kids = [Counter[int]() for _ in range(TIERS_MAX + 1)]
     wrong = []
     for number, key, slot in _blocks(book):
         if index.keys[slot] != key or index.namespace[slot] != number:
@@ -36,14 +36,14 @@ def _counts(book: Book) -> list[str]:
             if index.namespace[parent] != number:
                 wrong.append(f"the parent of slot {slot} is in another namespace")
             children[parent] += 1
-            for tier in Tier:
+            for tier in book.tiers:
                 kids[tier][parent] += book.has(slot, tier)
         if not index.residency[slot] and not index.children[slot] and not book._remembered(slot):
             wrong.append(f"ghost {slot} is kept by nothing")
     for _, _, slot in _blocks(book):
         if index.children[slot] != children[slot]:
             wrong.append(f"slot {slot} has {children[slot]} children and counts {index.children[slot]}")
-        for tier in (*book.arenas, Tier.SSD):
+        for tier in book.tiers:
             if index.kids[tier][slot] != kids[tier][slot]:
                 wrong.append(
                     f"slot {slot} has {kids[tier][slot]} children in {tier.name}, not {index.kids[tier][slot]}"
@@ -60,7 +60,7 @@ def _blocks(book: Book) -> list[tuple[int, BlockKey, int]]:
 def _lists(book: Book) -> list[str]:
     """Every READY copy is listed, set aside or pinned, and in one of these only; nothing else is."""
     wrong = []
-    for tier in Tier:
+    for tier in book.tiers:
         book.uses.hand_over()
         lru = book.policies[tier]
         if not isinstance(lru, LruList):
@@ -86,7 +86,7 @@ def _totals(state: State, book: Book) -> list[str]:
     """Bytes and blocks add up, and every byte of an arena that is handed out has an owner."""
     wrong = []
     slots = [slot for _, _, slot in _blocks(book)]
-    for tier in Tier:
+    for tier in book.tiers:
         here = [slot for slot in slots if book.has(slot, tier)]
         sizes = sum(book.nbytes(slot, tier) for slot in here)
         if (book.blocks[tier], book.bytes[tier]) != (len(here), sizes):

@@ -46,6 +46,7 @@ class World:
         host_blocks: int = 64,
         device_blocks: int = 16,
         disk: DiskTier | None = None,
+        colder: Sequence[DiskTier] = (),
         threads: int = 0,
         write: WritePolicy = WritePolicy.THROUGH,
         config: StoreConfig | None = None,
@@ -61,6 +62,7 @@ class World:
             host_bytes=host_blocks * STORED,
             device_bytes=device_blocks * ON_DEVICE,
             disk=disk,
+            colder=colder,
             clock=self.clock,
         )
         self.cache = self.store.open_session("world", buffer_bytes=buffer_bytes)

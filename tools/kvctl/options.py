@@ -27,7 +27,10 @@ KeysArgument = Annotated[
 TierOption = Annotated[str, typer.Option("--tier", help="device, host or ssd.", show_default=False)]
 
 TIER_WORDS: Final = {"device": common_pb2.TIER_DEVICE, "host": common_pb2.TIER_HOST, "ssd": common_pb2.TIER_SSD}
-TIER_NAMES: Final = {number: word.upper() for word, number in TIER_WORDS.items()}
+COLDER: Final = {number: f"TIER{number}" for number in range(4, 9)}
+"""Storage behind SSD, where a daemon has some."""
+
+TIER_NAMES: Final = {number: word.upper() for word, number in TIER_WORDS.items()} | COLDER
 
 
 def parse_tier(word: str) -> common_pb2.Tier:
