@@ -16,13 +16,12 @@ from typing import Final
 
 from kvstore.core.clock import Clock
 from kvstore.core.types import TIERS_MAX, BlockKey, BlockName, Codec, Reason, Tier
-from kvstore.store import eviction, lru
-from kvstore.store.eviction import Eviction
 from kvstore.store.history import Counters, EventLog, News, Tombstones
 from kvstore.store.index import NONE, PAGE, UNKNOWN, BlockIndex
 from kvstore.store.lifecycle import Copy, CopyState, Event
 from kvstore.store.namespaces import Namespace, NamespaceTable, kind_of
 from kvstore.store.occupants import Occupants
+from kvstore.store.policies import build_all
 from kvstore.store.uses import Uses
 from kvstore.tiers.base import Arena, DiskHandle
 from kvstore.tiers.versions import NO_VERSIONS, Versions
@@ -53,15 +52,14 @@ class Book:
         self.tiers = (*arenas, *storages)
         """Hot to cold."""
         self.index = BlockIndex(self.tiers)
-        self.policies: list[Eviction] = [eviction.build(name, self.index, tier) for tier, name in _named(evictions)]
+        self.policies = build_all(evictions, self.index)
         self.uses = Uses(self.index, [self.policies[tier] for tier in self.tiers], clock.now())
         self.occupants = {tier: Occupants(arena) for tier, arena in arenas.items()}
         self.namespaces = namespaces
         self.arenas = arenas
-        self.versions: list[Versions] = [NO_VERSIONS] * (TIERS_MAX + 1)
+        found = {int(tier): arena.versions for tier, arena in arenas.items()}
+        self.versions: list[Versions] = [found.get(number, NO_VERSIONS) for number in range(TIERS_MAX + 1)]
         """Of the pages of each tier's arena, by tier."""
-        for tier, arena in arenas.items():
-            self.versions[tier] = arena.versions
         self.events = EventLog(limits[0], limits[2])
         self.news = News(self.events)
         self.tombstones = Tombstones(limits[1])
@@ -400,8 +398,3 @@ def _decrement(counts: dict[int, int], key: int) -> bool:
         return False
     del counts[key]
     return True
-
-
-def _named(evictions: Mapping[Tier, str]) -> list[tuple[Tier, str]]:
-    """A tier and the name of its policy by the tier's number; entry 0 stands for nothing."""
-    return [(Tier(max(number, 1)), evictions.get(Tier(max(number, 1)), lru.NAME)) for number in range(TIERS_MAX + 1)]

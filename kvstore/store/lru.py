@@ -15,13 +15,10 @@ Guarded by the store's lock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from kvstore.core.types import Tier
-from kvstore.store.eviction import Choice, register
+from kvstore.store.eviction import Choice
 from kvstore.store.index import NONE, UNLISTED, BlockIndex
-
-NAME: Final = "lru"
 
 
 class LruList:
@@ -159,6 +156,3 @@ class LruList:
         if NONE in (coldest, self._hot):
             return 0
         return (self._last_use[coldest] + self._last_use[self._hot]) // 2
-
-
-register(NAME, LruList)
