@@ -9,21 +9,32 @@ boot id.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kvstore.core.errors import InvalidArgument, KVStoreError, Unauthenticated, Unavailable
+from kvstore.core.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    KVStoreError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher, parse
 from kvstore.rpc.listener import check_socket_path, remove_socket
+from kvstore.rpc.sessions import peer_name
 from kvstore.rpc.streams import Streams
 from kvstore.rpc.table import METHODS
 from kvstore.v1 import cache_pb2, events_pb2
@@ -41,9 +52,17 @@ from kvstore.wire.paths import unix_address
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")
+
 SERVICES: Final = tuple(f"kvstore.v1.{name}" for name in ("Cache", "Leases", "Sessions", "Admin", "Events"))
 CALLS_MAX: Final = 512
 """Calls under way on the server; gRPC refuses more with RESOURCE_EXHAUSTED."""
+
+PEER_CALLS_MAX: Final = 384
+"""Those of one peer, so that it never shuts all others out."""
+
+STREAM_IDLE_S: Final = 60.0
+"""How long a stream waits for its caller to read or to send the next message."""
 
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _STOP_GRACE_S: Final = 2.0
@@ -57,12 +76,23 @@ Unary = Callable[[bytes, "Context"], Awaitable[bytes]]
 class GrpcServer:
     """Serves the table on a Unix socket and, when asked for, on TCP."""
 
-    def __init__(self, dispatcher: Dispatcher, *, socket: Path | None, listen: str = "", mode: int = 0o600) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        socket: Path | None,
+        listen: str = "",
+        mode: int = 0o600,
+        idle_s: float = STREAM_IDLE_S,
+    ) -> None:
         self._dispatcher = dispatcher
         self._streams = Streams(dispatcher)
         self._socket = socket
         self._listen = listen
         self._mode = mode
+        self._idle_s = idle_s
+        self._calls: Counter[str] = Counter()
+        """Calls under way, by peer."""
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self.port = 0
@@ -76,6 +106,9 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
                 ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
                 ("grpc.so_reuseport", 0),
+                # A peer whose host has gone without a word is noticed, and its streams end.
+                ("grpc.keepalive_time_ms", 60_000),
+                ("grpc.keepalive_timeout_ms", 20_000),
             ],
         )
         server.add_generic_rpc_handlers(tuple(self._service_handlers()))
@@ -128,9 +161,11 @@ class GrpcServer:
     def _unary(self, name: str) -> Unary:
         async def handle(payload: bytes, context: Context) -> bytes:
             try:
-                reply = await self._dispatcher.call(name, self._caller(context), payload)
-                await context.send_initial_metadata(self._boot())
-                return reply.SerializeToString()
+                caller = self._caller(context)
+                with self._one_more(caller):
+                    reply = await self._dispatcher.call(name, caller, payload)
+                    await context.send_initial_metadata(self._boot())
+                    return reply.SerializeToString()
             except KVStoreError as error:
                 await _abort(context, error)
                 raise
@@ -138,15 +173,18 @@ class GrpcServer:
         return handle
 
     def _server_stream(
-        self, name: str, kind: type[Message], stream: Callable[[CallContext, Any], AsyncIterator[Message]]
-    ) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
-        async def handle(payload: bytes, context: Context) -> AsyncIterator[bytes]:
+        self, name: str, kind: type[Message], stream: Callable[[CallContext, Any], AsyncGenerator[Message, None]]
+    ) -> Callable[[bytes, Context], Awaitable[None]]:
+        async def handle(payload: bytes, context: Context) -> None:
             try:
-                request = parse(kind, payload)
+                request, caller = parse(kind, payload), self._caller(context)
                 await context.send_initial_metadata(self._boot())
-                async for message in stream(self._caller(context), request):
-                    # gRPC takes the next message only when the one before fits its window: the flow is controlled.
-                    yield message.SerializeToString()
+                # Closed here and now however the call ends, so that what the stream holds is given back with it.
+                with self._one_more(caller):
+                    async with contextlib.aclosing(stream(caller, request)) as messages:
+                        async for message in messages:
+                            # gRPC takes a message only when the one before fits its window: the flow is controlled.
+                            await self._timely(context.write(message.SerializeToString()), "reads none")
             except (KVStoreError, ArithmeticError, LookupError, TypeError, ValueError, OSError) as error:
                 await _abort(context, as_domain(error, name))
 
@@ -154,13 +192,53 @@ class GrpcServer:
 
     async def _write(self, chunks: AsyncIterator[bytes], context: Context) -> bytes:
         try:
-            parsed = (parse_chunk(payload) async for payload in chunks)
-            reply = await self._streams.write(self._caller(context), parsed)
-            await context.send_initial_metadata(self._boot())
-            return reply.SerializeToString()
+            caller = self._caller(context)
+            with self._one_more(caller):
+                async with contextlib.aclosing(self._parsed(chunks)) as parsed:
+                    reply = await self._streams.write(caller, parsed)
+                await context.send_initial_metadata(self._boot())
+                return reply.SerializeToString()
         except (KVStoreError, ArithmeticError, LookupError, TypeError, ValueError, OSError) as error:
             await _abort(context, as_domain(error, "kvstore.v1.Cache/Write"))
             raise
+
+    async def _parsed(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[cache_pb2.WriteChunk, None]:
+        coming = aiter(chunks)
+        while True:
+            try:
+                payload = await self._timely(anext(coming), "sends none")
+            except StopAsyncIteration:
+                return
+            yield parse_chunk(payload)
+
+    async def _timely(self, step: Awaitable[R], what: str) -> R:
+        """Wait for the caller of a stream, but not for ever: what the stream holds is not there for others."""
+        try:
+            async with asyncio.timeout(self._idle_s):
+                return await step
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"a stream waits for messages for {self._idle_s:g} s, and its caller {what}"
+            ) from error
+
+    @contextlib.contextmanager
+    def _one_more(self, caller: CallContext) -> Iterator[None]:
+        """Count a call of a peer while it is under way. Raises ResourceExhausted at the bound of one peer."""
+        peer = peer_name(caller.peer) if caller.opened is None else caller.opened.peer
+        if self._calls[peer] >= PEER_CALLS_MAX:
+            raise ResourceExhausted(
+                f"{self._calls[peer]} gRPC calls of {peer} are under way",
+                field="calls",
+                value=self._calls[peer],
+                expected=f"at most {PEER_CALLS_MAX} of one peer",
+            )
+        self._calls[peer] += 1
+        try:
+            yield
+        finally:
+            self._calls[peer] -= 1
+            if not self._calls[peer]:
+                del self._calls[peer]
 
     def _boot(self) -> Sequence[tuple[str, bytes]]:
         return ((BOOT_METADATA, self._dispatcher.services.store.boot_id),)

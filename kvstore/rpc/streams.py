@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
 from typing import Final
 
@@ -36,6 +37,12 @@ READ_BLOCKS: Final = 8
 
 LEASE_TTL_MS: Final = 60_000
 WRITES_MAX: Final = 8
+PEER_WRITES_MAX: Final = 6
+"""Those of one peer, so that it never shuts all others out."""
+
+SESSION_LOOK_S: Final = 5.0
+"""How often a subscription without events looks whether its session still lives."""
+
 EVENTS_STEP: Final = 256
 
 
@@ -46,6 +53,8 @@ class Streams:
         self._dispatcher = dispatcher
         self._wire = dispatcher.services.wire
         self._writes = 0
+        self._writers: Counter[str] = Counter()
+        """Write streams under way, by peer."""
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -54,7 +63,7 @@ class Streams:
 
     # ------------------------------------------------------------ Read
 
-    async def read(self, ctx: CallContext, request: cache_pb2.ReadRequest) -> AsyncIterator[cache_pb2.ReadChunk]:
+    async def read(self, ctx: CallContext, request: cache_pb2.ReadRequest) -> AsyncGenerator[cache_pb2.ReadChunk, None]:
         """Cache/Read."""
         namespace = convert.namespace_of(request.namespace_id)
         keys = convert.keys_of(request.keys)
@@ -106,13 +115,21 @@ class Streams:
                 f"{self._writes} write streams are under way", field="calls", value=self._writes,
                 expected=f"at most {WRITES_MAX}",
             )  # fmt: skip
+        if self._writers[session.peer] >= PEER_WRITES_MAX:
+            raise ResourceExhausted(
+                f"{self._writers[session.peer]} write streams of {session.peer} are under way", field="calls",
+                value=self._writers[session.peer], expected=f"at most {PEER_WRITES_MAX} of one peer",
+            )  # fmt: skip
         self._writes += 1
+        self._writers[session.peer] += 1
         try:
             async for first in chunks:
                 return await self._write(ctx.store, session, first, chunks)
             raise InvalidArgument("header", "unset", "a WriteHeader in the first message")
         finally:
             self._writes -= 1
+            self._writers[session.peer] -= 1
+            self._writers += Counter()
 
     async def _write(
         self,
@@ -135,6 +152,8 @@ class Streams:
             if first.data:
                 await self._take(writer, first)
             async for chunk in chunks:
+                if session.ended:
+                    raise Unauthenticated("the session has ended, and its write stream with it", field="session")
                 if chunk.HasField("header"):
                     raise InvalidArgument("header", "set", "a header in the first message only")
                 await self._take(writer, chunk)
@@ -156,7 +175,7 @@ class Streams:
 
     async def subscribe(
         self, ctx: CallContext, request: events_pb2.SubscribeRequest
-    ) -> AsyncIterator[events_pb2.BlockEvent]:
+    ) -> AsyncGenerator[events_pb2.BlockEvent, None]:
         """Events/Subscribe. Without admin rights: of the namespaces that the session has opened, and no others."""
         store, session = ctx.store, ctx.session
         namespace = convert.namespace_of(request.namespace_id) if request.namespace_id else None
@@ -185,7 +204,7 @@ class Streams:
                     await asyncio.sleep(0)
                     continue
                 waiting = loop.create_task(news.wait())
-                await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({waiting, stopped}, timeout=SESSION_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
         finally:
             stopped.cancel()
