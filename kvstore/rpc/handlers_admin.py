@@ -17,6 +17,9 @@ from kvstore.wire import messages as convert
 LIST_MAX = 1000
 """Most blocks in one page."""
 
+LIST_BYTES_MAX = 1 << 20
+"""Most bytes in one page of namespaces, whose specs are of any size: a quarter of what a message may have."""
+
 LIST_DEFAULT = 100
 WHY_TOKENS_MAX = 1 << 20
 DRAIN_MS_DEFAULT = 30_000
@@ -50,9 +53,23 @@ def _tier_message(report: TierReport) -> admin_pb2.TierStatus:
     return message
 
 
-def list_namespaces(ctx: CallContext, _request: admin_pb2.ListNamespacesRequest) -> admin_pb2.ListNamespacesResponse:
-    """Admin/ListNamespaces."""
-    return admin_pb2.ListNamespacesResponse(namespaces=[_namespace_message(n) for n in ctx.store.namespaces()])
+def list_namespaces(ctx: CallContext, request: admin_pb2.ListNamespacesRequest) -> admin_pb2.ListNamespacesResponse:
+    """Admin/ListNamespaces: a page ends where the next namespace would make it larger than LIST_BYTES_MAX."""
+    try:
+        after = bytes.fromhex(request.page_token)
+    except ValueError as error:
+        expected = "the next_page_token of the page before"
+        raise InvalidArgument("page_token", repr(request.page_token[:80]), expected) from error
+    left = sorted((n for n in ctx.store.namespaces() if n.namespace_id > after), key=lambda n: n.namespace_id)
+    reply, nbytes = admin_pb2.ListNamespacesResponse(), 0
+    for report in left:
+        message = _namespace_message(report)
+        nbytes += message.ByteSize()
+        if reply.namespaces and nbytes > LIST_BYTES_MAX:
+            reply.next_page_token = reply.namespaces[-1].namespace_id.hex()
+            break
+        reply.namespaces.append(message)
+    return reply
 
 
 def _namespace_message(report: NamespaceReport) -> admin_pb2.NamespaceInfo:

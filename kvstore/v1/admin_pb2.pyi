@@ -108,8 +108,10 @@ class StatusResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[int] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., jobs: _Optional[int] = ..., draining: _Optional[bool] = ..., recovery: _Optional[_Union[RecoveryReport, _Mapping]] = ..., counters: _Optional[_Mapping[str, int]] = ..., warnings: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class ListNamespacesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_token",)
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_token: str
+    def __init__(self, page_token: _Optional[str] = ...) -> None: ...
 
 class NamespaceInfo(_message.Message):
     __slots__ = ("namespace_id", "name", "spec", "policy", "layout", "blocks", "blocks_by_tier", "saved_bytes")
@@ -132,10 +134,12 @@ class NamespaceInfo(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., name: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.NamespaceSpec, _Mapping]] = ..., policy: _Optional[_Union[_common_pb2.NamespacePolicy, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ..., blocks: _Optional[int] = ..., blocks_by_tier: _Optional[_Iterable[int]] = ..., saved_bytes: _Optional[int] = ...) -> None: ...
 
 class ListNamespacesResponse(_message.Message):
-    __slots__ = ("namespaces",)
+    __slots__ = ("namespaces", "next_page_token")
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceInfo]
-    def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceInfo, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class BlockInfo(_message.Message):
     __slots__ = ("key", "parent", "namespace_id", "residency", "state", "pins", "holds", "children", "idle_seconds", "hits", "places", "codec")

@@ -148,6 +148,7 @@ RULES: dict[str, list[Bad]] = {
     "ListBlocksRequest.tier": [Bad(99, field="tier")],
     "ListBlocksRequest.limit": [Bad(1001, field="limit"), Bad(HUGE32, field="limit")],
     "ListBlocksRequest.page_token": [Bad("nonsense", field="page_token")],
+    "ListNamespacesRequest.page_token": [Bad("nonsense", field="page_token")],
     "ShowBlockRequest.namespace_id": OPTIONAL_NAMESPACE,
     "ShowBlockRequest.key_prefix": [
         Bad(b"", field="key_prefix"),

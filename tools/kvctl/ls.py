@@ -9,7 +9,7 @@ import typer
 from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call, need
 from kvstore.tools.kvctl.exits import Exit
-from kvstore.tools.kvctl.options import TierOption, find_namespace, parse_tier, tier_letters
+from kvstore.tools.kvctl.options import TierOption, all_namespaces, find_namespace, parse_tier, tier_letters
 from kvstore.tools.kvctl.status import saved_of
 from kvstore.tools.output import columns, plain
 from kvstore.v1 import admin_pb2
@@ -30,13 +30,12 @@ def ls(
 
 
 def _namespaces(call: Call) -> Exit:
-    answer = call.ask("Admin/ListNamespaces", admin_pb2.ListNamespacesRequest(), admin_pb2.ListNamespacesResponse)
-    printer = call.printer
+    namespaces, printer = all_namespaces(call), call.printer
     if not printer.for_people:
-        printer.answer(answer)
+        printer.json({"namespaces": [plain(info) for info in namespaces]})
         return Exit.OK
     rows = []
-    for info in answer.namespaces:
+    for info in namespaces:
         spec, tiers = info.spec, [*info.blocks_by_tier, 0, 0, 0][:3]
         shape = f"{spec.dtype} {spec.layers}x{spec.kv_heads}x{spec.head_dim}"
         if spec.opaque_slice_bytes:

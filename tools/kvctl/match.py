@@ -20,7 +20,7 @@ from kvstore.tools.kvctl.options import (
 )
 from kvstore.tools.kvctl.tokens import TokenSource
 from kvstore.tools.output import columns, enum_word, plain
-from kvstore.v1 import cache_pb2, common_pb2
+from kvstore.v1 import admin_pb2, cache_pb2, common_pb2
 
 
 def match(
@@ -38,7 +38,7 @@ def match(
     """
     info = find_namespace(call, namespace)
     wanted, token_count = asked_keys(call, info, keys, TokenSource(tokens, text_, model))
-    answer = match_all(call, info.namespace_id, wanted)
+    answer = match_all(call, info, wanted)
     printer = call.printer
     if printer.for_people:
         matched_tokens = answer.matched * info.spec.block_tokens
@@ -58,14 +58,16 @@ def match(
     return Exit.OK if answer.matched == len(wanted) else Exit.NO
 
 
-def match_all(call: Call, namespace_id: bytes, keys: list[bytes]) -> cache_pb2.MatchResponse:
+def match_all(call: Call, info: admin_pb2.NamespaceInfo, keys: list[bytes]) -> cache_pb2.MatchResponse:
     """Match in batches that the daemon takes, as one answer."""
     from kvstore.core.types import BATCH_KEYS_MAX  # noqa: PLC0415 - as the keys themselves, see options
 
+    # Opening gives this session the right to ask. It is known, so nothing is made and its policy stays.
+    call.ask("Cache/OpenNamespace", cache_pb2.OpenNamespaceRequest(spec=info.spec), cache_pb2.OpenNamespaceResponse)
     whole = cache_pb2.MatchResponse()
     for begin in range(0, len(keys), BATCH_KEYS_MAX):
         batch = keys[begin : begin + BATCH_KEYS_MAX]
-        request = cache_pb2.MatchRequest(namespace_id=namespace_id, keys=b"".join(batch))
+        request = cache_pb2.MatchRequest(namespace_id=info.namespace_id, keys=b"".join(batch))
         part = call.ask("Cache/Match", request, cache_pb2.MatchResponse)
         whole.residency.extend(part.residency)
         whole.matched += part.matched

@@ -47,11 +47,20 @@ def tier_letters(residency: int) -> str:
     return " ".join(name for number, name in TIER_NAMES.items() if residency >> (number - 1) & 1) or "-"
 
 
+def all_namespaces(call: Call) -> list[admin_pb2.NamespaceInfo]:
+    """Every namespace that the daemon knows, page by page, in order of their names."""
+    request, found = admin_pb2.ListNamespacesRequest(), []
+    while True:
+        page = call.ask("Admin/ListNamespaces", request, admin_pb2.ListNamespacesResponse)
+        found += page.namespaces
+        if not page.next_page_token:
+            return sorted(found, key=lambda info: (info.name or info.spec.model, info.namespace_id))
+        request = admin_pb2.ListNamespacesRequest(page_token=page.next_page_token)
+
+
 def find_namespace(call: Call, wanted: str) -> admin_pb2.NamespaceInfo:
     """The namespace that a user named, or the only one. NotFound and InvalidArgument say which ones there are."""
-    known = list(
-        call.ask("Admin/ListNamespaces", admin_pb2.ListNamespacesRequest(), admin_pb2.ListNamespacesResponse).namespaces
-    )
+    known = all_namespaces(call)
     if not known:
         raise NotFound("the daemon knows no namespace yet: nothing was opened or stored", field="--namespace")
     found = [n for n in known if wanted in (n.name, n.spec.model)] or [

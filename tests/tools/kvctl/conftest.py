@@ -12,8 +12,9 @@ from google.protobuf.message import Message
 from typer.testing import CliRunner
 
 from kvstore.core.errors import Unavailable
+from kvstore.tools.kvctl.connect import connect_daemon
 from kvstore.tools.kvctl.main import make_app
-from kvstore.v1 import admin_pb2
+from kvstore.v1 import admin_pb2, cache_pb2
 
 
 @dataclass
@@ -85,4 +86,18 @@ def namespace(daemon) -> admin_pb2.NamespaceInfo:
     info.spec.layers, info.spec.kv_heads, info.spec.head_dim = 30, 3, 64
     info.layout.stored_bytes = 1 << 20
     daemon.replies["Admin/ListNamespaces"] = admin_pb2.ListNamespacesResponse(namespaces=[info])
+    daemon.replies["Cache/OpenNamespace"] = cache_pb2.OpenNamespaceResponse(namespace_id=info.namespace_id)
     return info
+
+
+@pytest.fixture
+def kvctl_at() -> Callable[..., Ran]:
+    """``kvctl`` over a real daemon: the path of its socket, then the words."""
+
+    def run(socket: object, *words: str) -> Ran:
+        done = CliRunner().invoke(make_app(connect_daemon, str(socket)), list(words), prog_name="kvctl")
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return Ran(done.exit_code, done.stdout, done.stderr)
+
+    return run

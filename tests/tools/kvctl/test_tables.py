@@ -129,12 +129,14 @@ def test_namespaces(kvctl, daemon, namespace):
     mixed.spec.raw_layers.extend([0, 29])
     daemon.replies["Admin/ListNamespaces"] = admin_pb2.ListNamespacesResponse(namespaces=[namespace, opaque, mixed])
     (rows,) = tables(kvctl("ls").out)
-    assert rows[0] == {
+    # In order of their names.
+    assert [row["Name"] for row in rows] == ["mixed", "other", "smol"]
+    assert rows[2] == {
         "Id": "000102030405", "Name": "smol", "Shape": "float16 30x3x64 raw", "Blocks": "7", "DEVICE": "1", "HOST": "5",
         "SSD": "7", "Each": "1 MiB", "Saved": "5 MiB",
     }  # fmt: skip
     assert (rows[1]["Name"], rows[1]["Shape"], rows[1]["HOST"]) == ("other", "opaque 2x5 KiB raw", "3")
-    assert rows[2]["Shape"] == "float16 30x3x64 int8 raw 0,29"
+    assert rows[0]["Shape"] == "float16 30x3x64 int8 raw 0,29"
     daemon.replies["Admin/ListNamespaces"] = admin_pb2.ListNamespacesResponse()
     ran = kvctl("ls")
     assert (ran.code, ran.out, ran.err) == (Exit.OK, "", "no namespace is open, and none has blocks\n")
