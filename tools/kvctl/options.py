@@ -49,7 +49,8 @@ def tier_letters(residency: int) -> str:
 
 def all_namespaces(call: Call) -> list[admin_pb2.NamespaceInfo]:
     """Every namespace that the daemon knows, page by page, in order of their names."""
-    request, found = admin_pb2.ListNamespacesRequest(), []
+    request = admin_pb2.ListNamespacesRequest()
+    found: list[admin_pb2.NamespaceInfo] = []
     while True:
         page = call.ask("Admin/ListNamespaces", request, admin_pb2.ListNamespacesResponse)
         found += page.namespaces
