@@ -22,6 +22,7 @@ from kvstore.core.errors import KVStoreError
 from kvstore.core.types import JobId, SessionId
 from kvstore.daemon.build import Tiers, build_store, build_tiers
 from kvstore.daemon.config import Config, format_size
+from kvstore.daemon.turns import Turns
 from kvstore.daemon.watchdog import Watchdog
 from kvstore.rpc.context import Services
 from kvstore.rpc.dispatch import Dispatcher
@@ -40,11 +41,17 @@ class Daemon:
     """One run of kvstored. ``on_ready`` is called on the loop's thread when clients are served."""
 
     def __init__(
-        self, config: Config, *, clock: Clock | None = None, on_ready: Callable[[], None] | None = None
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        on_ready: Callable[[], None] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._config = config
         self._clock = clock or MonotonicClock()
         self._on_ready = on_ready
+        self._turns = turns or Turns()
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions_server: SessionServer | None = None
@@ -79,7 +86,7 @@ class Daemon:
     async def _serve(self, store: Store, tiers: Tiers, began: float) -> None:
         config = self._config
         sessions = Sessions(store, self._clock)
-        dispatcher = Dispatcher(Services(store, sessions, __version__, os.getpid()))
+        dispatcher = Dispatcher(Services(store, sessions, __version__, os.getpid(), looked_at=self._turns.counters))
         admins = frozenset({0, os.getuid(), *config.admin_uids})
         server = SessionServer(dispatcher, tiers.exports(), SocketOptions(config.socket, config.socket_mode, admins))
         grpc_server = GrpcServer(

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,6 +17,7 @@ from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.daemon.config import Config, describe, load, print_config
 from kvstore.daemon.daemon import Daemon
 from kvstore.daemon.plan import make_plan, plan_text, refusal
+from kvstore.daemon.turns import Turns, measured_loop
 from kvstore.rpc.listener import raise_descriptor_limit
 
 EXIT_CONFIG: Final = 2
@@ -107,14 +109,12 @@ def _run(config: Config) -> None:
     # A thread that copies in small steps may else keep the loop from its turn for 5 ms.
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        asyncio.run(_main(config))
+        turns = Turns()
+        with asyncio.Runner(loop_factory=partial(measured_loop, turns)) as runner:
+            runner.run(Daemon(config, turns=turns).run())
     except (KVStoreError, OSError) as error:
         log.error("not started, or ended: %s", error)
         raise typer.Exit(EXIT_START) from error
-
-
-async def _main(config: Config) -> None:
-    await Daemon(config).run()
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ class Services:
     version: str
     pid: int
     wire: Wire = field(default_factory=Wire)
+    looked_at: Callable[[], dict[str, int]] = dict
+    """Counters of the process that Status shows beside the store's."""
 
 
 @dataclass(frozen=True, slots=True)

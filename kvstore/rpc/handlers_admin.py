@@ -43,6 +43,7 @@ def status(ctx: CallContext, _request: admin_pb2.StatusRequest) -> admin_pb2.Sta
     reply.tiers.extend(_tier_message(tier) for tier in report.tiers)
     reply.counters.update(report.counters)
     reply.counters.update(ctx.services.wire.counters())
+    reply.counters.update(ctx.services.looked_at())
     reply.warnings.extend(report.warnings)
     return reply
 

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.client import Client, ClientOptions
 from kvstore.core.types import Outcome
+from kvstore.v1 import admin_pb2
 from kvstore.wire.paths import grpc_socket
 from tests.client.harness import DaemonProcess, blocks_of, chain, leftovers, small_spec, until
 
@@ -74,6 +75,14 @@ def test_a_hang_up_is_logged_and_nothing_else(daemon):
     until(lambda: any("SIGHUP: still serving" in line for line in daemon.lines))
     with Client(daemon.socket, ClientOptions(strict=True, buffer_bytes=0)) as client:
         assert client.grant_lease("served", 1000)
+
+
+def test_turns_of_the_loop_are_counted(daemon):
+    with Client(daemon.socket, ClientOptions(strict=True, buffer_bytes=0)) as client:
+        reply = client.connection()[0].call("kvstore.v1.Admin/Status", b"", 10.0)
+    counters = admin_pb2.StatusResponse.FromString(reply).counters
+    assert counters["loop_turn_longest_us"] > 0
+    assert counters["loop_turns_over_50_ms"] <= counters["loop_turns_over_1_ms"]
 
 
 def test_health_and_reflection(daemon):

@@ -1,0 +1,40 @@
+"""Turns of the loop are counted by how long they took, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvstore.daemon.turns import BOUNDS_MS, Turns, measured_loop
+
+
+def test_a_turn_counts_above_each_bound_that_it_passed():
+    turns = Turns()
+    for seconds in (0.0005, 0.001, 0.0015, 0.006, 0.2):
+        turns.count(seconds)
+    over = {"1": 3, "2": 2, "5": 2, "10": 1, "50": 1}
+    assert turns.counters() == {
+        **{f"loop_turns_over_{bound}_ms": over[str(bound)] for bound in BOUNDS_MS},
+        "loop_turn_longest_us": 200_000,
+    }
+
+
+def test_what_holds_the_loop_is_seen_and_waiting_is_not():
+    now = [1.0]
+    turns = Turns(lambda: now[0])
+
+    def holds():
+        now[0] += 0.020
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        loop.call_soon(holds)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        # Time that passes in another thread while the loop waits for it is no turn.
+        await loop.run_in_executor(None, lambda: None)
+
+    with asyncio.Runner(loop_factory=lambda: measured_loop(turns)) as runner:
+        runner.run(run())
+    counters = turns.counters()
+    assert (counters["loop_turns_over_10_ms"], counters["loop_turns_over_50_ms"]) == (1, 0)
+    assert counters["loop_turn_longest_us"] == 20_000
