@@ -225,7 +225,10 @@ class DiskTier(Protocol):
         """Specs, policies and names kept on disk."""
 
     def put_namespace(self, spec: NamespaceSpec, policy: NamespacePolicy, name: str) -> None:
-        """Keep a spec durably, before the first block of it is written. Idempotent."""
+        """Keep a spec durably, before the first block of it is written. Idempotent.
+
+        A tier may forget a namespace once it holds no block of it: it is put again before the next one.
+        """
 
     def write(self, namespace_id: NamespaceId, blocks: Sequence[BlockWrite], *, durable: bool) -> list[DiskHandle]:
         """Write a run of consecutive blocks of one chain; all or nothing.
