@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
+from kvstore.core import sizes
 from kvstore.core.errors import InvalidArgument
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_SIZE: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgtp]?)(?:i?b)?", re.IGNORECASE)
 KEY_SHOWN: Final = 12
 """Hexadecimal digits of a key in tables: enough to be unambiguous in any store, and accepted by ``show``."""
 
@@ -25,12 +24,11 @@ def size(nbytes: float) -> str:
 
 
 def parse_size(field: str, text: str) -> int:
-    """``1.5GiB``, ``64M`` or ``4096`` as bytes; units are of 1,024. InvalidArgument naming ``field``."""
-    found = _SIZE.fullmatch(text.strip())
-    if not found:
-        raise InvalidArgument(field, repr(text), "a number of bytes such as 4096, 64MiB or 1.5GiB")
-    power = " kmgtp".index(found["unit"].lower() or " ")
-    return int(float(found["number"]) * 1024**power)
+    """``1.5GiB``, ``64MB`` or ``4096`` as bytes, as ``core.sizes`` says. InvalidArgument naming ``field``."""
+    try:
+        return sizes.parse_size(text)
+    except ValueError as error:
+        raise InvalidArgument(field, repr(text), "a number of bytes such as 4096, 64MiB or 1.5GiB") from error
 
 
 def count(number: int) -> str:

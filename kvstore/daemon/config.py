@@ -13,27 +13,12 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from kvstore.core.errors import InvalidArgument
+from kvstore.core.sizes import parse_size
 from kvstore.wire.paths import default_socket, grpc_socket
 
-_UNITS: Final = {
-    "": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-}  # fmt: skip
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _LOOPBACK: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+)")
 _PORT_MAX: Final = 65_535
 _SIZES: Final = ("device", "host", "ssd", "ssd_free_floor", "ssd_segment", "buffer_max", "buffers_max")
-
-
-def parse_size(value: object) -> int:
-    """Bytes of 67108864, "64 MiB" or "1.5GB". ValueError if it is no size."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("bytes, or text such as '64 MiB'")
-    match = _SIZE.fullmatch(str(value))
-    unit = None if match is None else _UNITS.get(match[2].lower())
-    if match is None or unit is None:
-        raise ValueError("bytes, or text such as '64 MiB', with units KiB, MiB, GiB, TiB")
-    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
 def format_size(nbytes: int) -> str:

@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.daemon.config import Config, describe, format_size, load, parse_size, print_config
+from kvstore.core.sizes import parse_size
+from kvstore.daemon.config import Config, describe, format_size, load, print_config
 from kvstore.daemon.main import make_app
 
 run = CliRunner().invoke

@@ -13,6 +13,9 @@ from kvstore.tools.kvctl.main import COMMANDS, EPILOG
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MAKE = re.compile(r"(?:^|[`\s(])make ([a-z][a-z-]*)")
 KVCTL = re.compile(r"`kvctl ([a-z]+)|^\s+(?:\.venv/bin/)?kvctl ([a-z]+)", re.MULTILINE)
+FILE = re.compile(r"`([\w./-]*\w\.(?:py|cpp|h|proto|md|toml|sh|yml|yaml))`")
+NOT_OURS = {"config.toml", "kvstored.toml"}
+"""Files that a user writes."""
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -39,12 +42,27 @@ def broken_links(name: str, text: str, root) -> list[str]:
     return found
 
 
+def lost_files(name: str, text: str, known: list[str]) -> list[str]:
+    """Files named between backticks that no path of the project ends in."""
+    lost = []
+    for word in sorted(set(FILE.findall(FENCE.sub("", text)))):
+        if word not in known and not any(path.endswith(f"/{word}") for path in known):
+            lost.append(f"{name}: {word}")
+    return lost
+
+
 def targets(makefile: str) -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
 
 
 def test_links_lead_somewhere(documents, root):
     assert [link for name, text in documents.items() for link in broken_links(name, text, root)] == []
+
+
+def test_files_between_backticks_exist(documents, files):
+    known = files("")
+    lost = [word for name, text in documents.items() for word in lost_files(name, text, known)]
+    assert [word for word in lost if word.rpartition(" ")[2] not in NOT_OURS] == []
 
 
 def test_make_commands_exist(documents, root):
@@ -105,4 +123,5 @@ def test_rules_find_breaches(tmp_path):
     assert broken_links("c.md", text, tmp_path) == ["c.md: b.md", "c.md: a.md#two"]
     assert code_words("run `make test` or\n\n    make bench\n\nmake sure", MAKE) == {"test", "bench"}
     assert code_words("`kvctl why TOKENS` and kvctl says", KVCTL) == {"why"}
+    assert lost_files("a.md", "`b/c.py` `c.py` `d/c.py` `x.py` `c.pyx`", ["a/b/c.py"]) == ["a.md: d/c.py", "a.md: x.py"]
     assert targets("demo: x\n.PHONY: y\ntest-slow:\n") == {"demo", "test-slow"}
