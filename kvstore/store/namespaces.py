@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from typing import Final
 
@@ -44,9 +45,7 @@ class Namespace:
     """Bytes of one block by tier and ``kind_of`` its codecs; the entry of tier 0 is unused."""
 
     def __post_init__(self) -> None:
-        raw, coded = self.layout.device_bytes, align_up(self.layout.units_bytes(Codec.INT8), PAGE_BYTES)
-        stored = (self.layout.raw_stored_bytes, self.layout.stored_bytes) * 2
-        self.sizes = ((0,) * 4, (raw, raw, coded, coded), *[stored] * (TIERS_MAX - 1))
+        self.layout, self.sizes = _shared(self.layout)
 
     @property
     def name(self) -> str:
@@ -71,6 +70,14 @@ class Namespace:
     def bytes_in(self, tier: Tier, codec: Codec, device_codec: Codec = Codec.RAW) -> int:
         """Bytes of one block in a tier."""
         return self.sizes[tier][kind_of(codec, device_codec)]
+
+
+@lru_cache(maxsize=4096)
+def _shared(layout: BlockLayout) -> tuple[BlockLayout, tuple[tuple[int, ...], ...]]:
+    """A layout and its sizes by tier and kind, one object for all namespaces of that shape: tenants are many."""
+    raw, coded = layout.device_bytes, align_up(layout.units_bytes(Codec.INT8), PAGE_BYTES)
+    stored = (layout.raw_stored_bytes, layout.stored_bytes) * 2
+    return layout, ((0,) * 4, (raw, raw, coded, coded), *[stored] * (TIERS_MAX - 1))
 
 
 def kind_of(codec: Codec, device_codec: Codec) -> int:
