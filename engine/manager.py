@@ -103,9 +103,10 @@ class BlockManager:
         if missing > 0 and self._link.up and not self._link.reaches(Area.DEVICE):
             self._take(sequence, missing, BlockState.STAGED)
         elif missing > 0 and self._link.up and not sequence.table.private:
-            short = missing - self._reserve(sequence, missing)
-            if short > 0 and self.make_room(short).moved:
-                self._reserve(sequence, short)
+            got, short_of = self._reserve(sequence, missing)
+            # Where the session's buffer is full, moving blocks out of DEVICE would be of no use.
+            if got < missing and short_of is not Tier.HOST and self.make_room(missing - got).moved:
+                self._reserve(sequence, missing - got)
         return self._room(sequence, tokens)
 
     def grow_private(self, sequence: Sequence, tokens: int) -> int:
@@ -301,8 +302,8 @@ class BlockManager:
         self._counters.blocks_demoted += len(moved)
         self._link.release(self._link.pins, [_key_of(block) for block, _ in moved])
 
-    def _reserve(self, sequence: Sequence, count: int) -> int:
-        """Append up to ``count`` tail blocks; returns how many there was room for."""
+    def _reserve(self, sequence: Sequence, count: int) -> tuple[int, Tier | None]:
+        """Append up to ``count`` tail blocks; returns for how many was room, and what was short (HOST: buffer)."""
         result = self._link.call(lambda cache: cache.reserve(self._link.namespace, Tier.DEVICE, count=count))
         got = 0
         for outcome, reservation, place in zip(result.outcomes, result.reservation_ids, result.places, strict=True):
@@ -311,7 +312,7 @@ class BlockManager:
                 block.reservation = reservation
                 sequence.table.blocks.append(block)
                 got += 1
-        return got
+        return got, result.busy.tier if result.busy is not None else None
 
     @property
     def _open_tokens(self) -> int:

@@ -74,9 +74,10 @@ def map_areas(cache: Cache, layers: int) -> dict[Area, Region]:
         if error.field != "area":
             raise
         LOG.info("no DEVICE (%s): new blocks go to HOST through the session's buffer", error)
-        return _without_device(cache, layers)
+        return _host_and_buffer(cache, layers)
     if device is not None:
-        return {Area.DEVICE: Region(device, layers), Area.HOST: Region(cache.memory(Area.HOST), layers)}
+        # Blocks are written into the buffer, from where a commit copies them to DEVICE; all else is read only.
+        return {Area.DEVICE: Region(device, layers), **_host_and_buffer(cache, layers)}
     regions = {Area.DEVICE: Region(tensor, layers)}
     memory = cache.memory(Area.HOST)
     try:
@@ -90,11 +91,11 @@ def map_areas(cache: Cache, layers: int) -> dict[Area, Region]:
     return regions
 
 
-def _without_device(cache: Cache, layers: int) -> dict[Area, Region]:
+def _host_and_buffer(cache: Cache, layers: int) -> dict[Area, Region]:
     try:
         return {area: Region(cache.memory(area), layers) for area in (Area.HOST, Area.BUFFER)}
     except Unavailable as error:
-        raise Unavailable(f"{error}; without DEVICE an engine needs a session with a buffer (buffer_bytes)") from error
+        raise Unavailable(f"{error}; an engine needs a session with a buffer (buffer_bytes)") from error
 
 
 class PrivatePool:

@@ -64,7 +64,7 @@ def _memfd_export(arena: MemfdArena, *, writable: bool) -> ArenaExport:
 
 def _device_export(device: MemfdDeviceArena | CudaDeviceArena) -> ArenaExport:
     if isinstance(device, MemfdDeviceArena):
-        return _memfd_export(device, writable=True)
+        return _memfd_export(device, writable=device.client_writable)
     return ArenaExport(
         Area.DEVICE,
         device.capacity_bytes,

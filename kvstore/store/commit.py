@@ -116,12 +116,15 @@ class Commit:
         if reservation.area is Area.DEVICE:
             return _Entry(given.key, given.parent, reservation, reservation.copy, codec, copied=True)
         reservation.copy.advance(Event.FILL)
+        if reservation.device is not None:
+            return _Entry(given.key, given.parent, reservation, reservation.device, codec)
         copy = Copy(Tier.HOST, self._namespace.bytes_in(Tier.HOST, codec))
         copy.advance(Event.FILL)
         return _Entry(given.key, given.parent, reservation, copy, codec)
 
     def copy(self) -> None:
-        """Copy what goes to HOST out of the buffer, with its checksums; encode on DEVICE. Without the lock."""
+        """Copy out of the buffer: to DEVICE, or to HOST with checksums; encode on DEVICE. Without the lock."""
+        self._to_device()
         for entry in self._to_shrink():
             self._shrink(entry)
         raw = [e for e in self._unknown() if e.codec is Codec.RAW or not self._encode(e)]
@@ -133,16 +136,33 @@ class Commit:
             entry.copied = True
 
     def _unknown(self) -> list[_Entry]:
-        """Entries of the buffer that have no copy in memory yet."""
+        """Entries on their way to HOST that have no copy in memory yet."""
         with self._state.locked() as book:
             found = []
             for entry in self._entries:
-                if entry.outcome is Outcome.PENDING and entry.reservation.area is Area.BUFFER:
+                if entry.outcome is Outcome.PENDING and entry.copy.tier is Tier.HOST:
                     slot = book.resident(entry.key, self._namespace)
                     if slot == NONE or not (book.has(slot, Tier.HOST) or book.has(slot, Tier.DEVICE)):
                         found.append(entry)
             # The buffer stays until ``publish``, even if its session ends.
             return found if self._owner.buffer is not None else []
+
+    def _to_device(self) -> None:
+        """Copy from the buffer to the places in DEVICE that are kept for the blocks, but for those that are there."""
+        device, layout = self._movement.device, self._namespace.layout
+        with self._state.locked() as book:
+            found = [
+                entry
+                for entry in self._entries
+                if entry.outcome is Outcome.PENDING
+                and entry.reservation.device is not None
+                and ((slot := book.resident(entry.key, self._namespace)) == NONE or not book.has(slot, Tier.DEVICE))
+            ]
+            if device is None or self._owner.buffer is None:
+                return
+        for entry in found:
+            device.write(entry.copy.place, self._slices(entry)[: layout.units_bytes(Codec.RAW)])
+            entry.copied = True
 
     def _to_shrink(self) -> list[_Entry]:
         """Entries on DEVICE that the policy wants encoded there."""
@@ -153,7 +173,7 @@ class Commit:
                 entry
                 for entry in self._entries
                 if entry.outcome is Outcome.PENDING
-                and entry.reservation.area is Area.DEVICE
+                and entry.copy.tier is Tier.DEVICE
                 and entry.codec is Codec.INT8
                 and ((slot := book.resident(entry.key, self._namespace)) == NONE or not book.has(slot, Tier.DEVICE))
             ]
@@ -258,22 +278,23 @@ class Commit:
     def _give_back(self, entry: _Entry) -> None:
         """Free what did not become a copy: the buffer's range always, the other one if it is not READY."""
         copy, reservation = entry.copy, entry.reservation
-        if reservation.area is Area.DEVICE:
-            self._state.reserved_bytes -= copy.nbytes
-            if copy.state is not CopyState.READY:
+        ready = copy.state is CopyState.READY
+        if copy.tier is Tier.DEVICE:
+            if not ready:
                 copy.advance(Event.ABORT)
-                self._tenancy.free_reserved(reservation)
+            self._tenancy.free_device(reservation, kept=ready)
+        elif not ready:
+            copy.advance(Event.FAIL)
+            if copy.place != NONE:
+                self._state.arenas[Tier.HOST].free(copy.place, copy.nbytes)
+        if reservation.area is Area.DEVICE:
             return
         reservation.copy.advance(Event.FAIL)
         if reservation.standing and not reservation.owner.ended:
             reservation.copy.advance(Event.RESERVE)
             self._state.owners.add_reservation(reservation)
         else:
-            self._tenancy.free_reserved(reservation)
-        if copy.state is not CopyState.READY:
-            copy.advance(Event.FAIL)
-            if copy.place != NONE:
-                self._state.arenas[Tier.HOST].free(copy.place, copy.nbytes)
+            self._tenancy.free_buffer(reservation)
 
     def _pin(self, entry: _Entry) -> None:
         book, lease = self._state.book, self._lease

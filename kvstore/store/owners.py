@@ -92,7 +92,11 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A place claimed for one block to be written: in DEVICE, or in the session's buffer on its way to HOST."""
+    """A place claimed for one block to be written: where ``area`` says, on its way to ``tier``.
+
+    ``copy`` is the range that the session writes. Where sessions may write into DEVICE that is the block's place there;
+    elsewhere it is a range of the session's buffer, and ``device`` the place in DEVICE that is kept for the block.
+    """
 
     reservation_id: ReservationId
     owner: Owner
@@ -102,6 +106,7 @@ class Reservation:
     key: BlockKey | None = None
     standing: bool = False
     """Reserved again once it was committed."""
+    device: Copy | None = None
 
     @property
     def name(self) -> BlockName | None:
@@ -111,7 +116,12 @@ class Reservation:
     @property
     def tier(self) -> Tier:
         """Where the block goes at commit."""
-        return Tier.DEVICE if self.area is Area.DEVICE else Tier.HOST
+        return Tier.HOST if self.on_device is None else Tier.DEVICE
+
+    @property
+    def on_device(self) -> Copy | None:
+        """The range of DEVICE that it keeps, if the block goes there."""
+        return self.copy if self.area is Area.DEVICE else self.device
 
 
 @dataclass(slots=True)

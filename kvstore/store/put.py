@@ -50,6 +50,10 @@ class _Claims:
         self.ids.append(ReservationId(reservation_id))
         self.places.append(place)
 
+    def refuse(self, busy: Busy) -> None:
+        self.busy = busy
+        self.add(Outcome.BUSY)
+
 
 class Put:
     """The verbs that bring blocks."""
@@ -88,8 +92,10 @@ class Put:
         with state.locked() as book:
             owner.require_open()
             namespace = owner.namespace(namespace_id)
-            if tier is Tier.HOST and owner.buffer is None:
-                raise InvalidArgument("tier", "HOST", "DEVICE, since this session was opened without a buffer")
+            if owner.buffer is None and not state.arenas[tier].client_writable:
+                raise InvalidArgument(
+                    "tier", tier.name, "a tier that this session can write: it was opened without a buffer"
+                )
             state.owners.require_room("reservations", owner.peer, state.config, more=len(entries))
             self._tenancy.expire_leases()
             claims = _Claims([], [], [])
@@ -105,7 +111,7 @@ class Put:
                 else:
                     claims.add(Outcome.BUSY)
             refused = claims.outcomes.count(Outcome.BUSY)
-            if claims.busy is not None and tier is Tier.DEVICE and not state.draining:
+            if claims.busy is not None and claims.busy.tier is Tier.DEVICE and not state.draining:
                 self._movement.space.wake(tier, refused * namespace.layout.device_bytes)
         return ReserveResult(tuple(claims.outcomes), tuple(claims.ids), tuple(claims.places), claims.busy, standing)
 
@@ -119,32 +125,33 @@ class Put:
         standing: bool,
     ) -> None:
         state, layout = self._state, namespace.layout
-        nbytes = layout.device_bytes if tier is Tier.DEVICE else layout.layers * layout.raw_slice_stride
         if state.draining:
-            claims.busy = self._movement.space.busy(tier, nbytes, Reason.DRAINING)
-            claims.add(Outcome.BUSY)
+            claims.refuse(self._movement.space.busy(tier, layout.device_bytes, Reason.DRAINING))
             return
-        buffer = owner.buffer
+        written, area, arena = None, Area.DEVICE, state.arenas[tier]
+        if not arena.client_writable and owner.buffer is not None:
+            # Nobody may write where committed blocks lie: the block is copied there when it is committed.
+            area, arena, nbytes = Area.BUFFER, owner.buffer, layout.layers * layout.raw_slice_stride
+            written = _claimed(Tier.HOST, nbytes, arena.allocate(nbytes))
+            if written is None:
+                claims.refuse(Busy(Tier.HOST, nbytes, arena.capacity_bytes - arena.used_bytes, 0))
+                return
+        device = None
         if tier is Tier.DEVICE:
-            offset = self._movement.space.allocate(tier, nbytes)
-        else:
-            offset = buffer.allocate(nbytes) if buffer is not None else None
-        if offset is None:
-            free = buffer.capacity_bytes - buffer.used_bytes if buffer is not None else 0
-            on_device = tier is Tier.DEVICE
-            claims.busy = self._movement.space.busy(tier, nbytes) if on_device else Busy(tier, nbytes, free, 0)
-            claims.add(Outcome.BUSY)
-            return
-        area = Area.DEVICE if tier is Tier.DEVICE else Area.BUFFER
-        copy = Copy(tier, nbytes, place=offset)
-        copy.advance(Event.RESERVE)
-        reservation = Reservation(ReservationId(state.owners.next_id()), owner, namespace, area, copy, key, standing)
-        state.owners.add_reservation(reservation)
-        if area is Area.DEVICE:
-            state.reserved_bytes += nbytes
-        arena = buffer if area is Area.BUFFER and buffer is not None else state.arenas[Tier.DEVICE]
-        place = Place(area, offset, layout.raw_slice_stride, Codec.RAW, arena.versions[offset >> PAGE_BITS])
-        claims.add(Outcome.PENDING, reservation.reservation_id, place)
+            device = _claimed(tier, layout.device_bytes, self._movement.space.allocate(tier, layout.device_bytes))
+            if device is None:
+                if written is not None:
+                    arena.free(written.place, written.nbytes)
+                claims.refuse(self._movement.space.busy(tier, layout.device_bytes))
+                return
+            state.reserved_bytes += device.nbytes
+        copy, kept = (written, device) if written is not None else (device, None)
+        if copy is None:
+            raise RuntimeError("a block is reserved in DEVICE, in the buffer, or in both")
+        number = ReservationId(state.owners.next_id())
+        state.owners.add_reservation(Reservation(number, owner, namespace, area, copy, key, standing, kept))
+        version = arena.versions[copy.place >> PAGE_BITS]
+        claims.add(Outcome.PENDING, number, Place(area, copy.place, layout.raw_slice_stride, Codec.RAW, version))
 
     def abort(self, owner: Owner, reservation_ids: Sequence[ReservationId]) -> int:
         """See ``Cache.abort``."""
@@ -194,3 +201,12 @@ class Put:
                 for slot in commit.slots:
                     book.unref(slot)
         return commit.result(failures)
+
+
+def _claimed(tier: Tier, nbytes: int, offset: int | None) -> Copy | None:
+    """A range that was just allocated, reserved; None if it was not."""
+    if offset is None:
+        return None
+    copy = Copy(tier, nbytes, place=offset)
+    copy.advance(Event.RESERVE)
+    return copy

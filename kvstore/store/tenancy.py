@@ -105,7 +105,7 @@ class Tenancy:
         if arena is None:
             raise Unavailable(f"this session has no {area.name} memory", field="area", value=area.name)
         whole = arena.view(0, arena.capacity_bytes)
-        return whole.toreadonly() if area is Area.HOST else whole
+        return whole if arena.client_writable else whole.toreadonly()
 
     def buffer_io_end(self, owner: Owner) -> None:
         """A job no longer lands bytes in the session's buffer. Called with the lock held."""
@@ -129,16 +129,24 @@ class Tenancy:
             reservation = owners.reservations[reservation_id]
             owners.take_reservation(reservation)
             reservation.copy.advance(Event.ABORT)
-            if reservation.area is Area.DEVICE:
-                self._state.reserved_bytes -= reservation.copy.nbytes
-            self.free_reserved(reservation)
+            if reservation.device is not None:
+                reservation.device.advance(Event.ABORT)
+            self.free_device(reservation)
+            self.free_buffer(reservation)
 
-    def free_reserved(self, reservation: Reservation) -> None:
-        """Give the range of a finished reservation back. Called with the lock held."""
+    def free_device(self, reservation: Reservation, *, kept: bool = False) -> None:
+        """A finished reservation has no place in DEVICE any more; it is free unless it is ``kept``. Lock held."""
+        place = reservation.on_device
+        if place is None:
+            return
+        self._state.reserved_bytes -= place.nbytes
+        if not kept:
+            self._state.arenas[Tier.DEVICE].free(place.place, place.nbytes)
+
+    def free_buffer(self, reservation: Reservation) -> None:
+        """Give the range of the buffer that a finished reservation had back. Called with the lock held."""
         buffer = reservation.owner.buffer
-        if reservation.area is Area.DEVICE:
-            self._state.arenas[Tier.DEVICE].free(reservation.copy.place, reservation.copy.nbytes)
-        elif buffer is not None:
+        if reservation.area is Area.BUFFER and buffer is not None:
             buffer.free(reservation.copy.place, reservation.copy.nbytes)
 
     # -- leases --------------------------------------------------------------------------------------------------

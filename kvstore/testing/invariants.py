@@ -118,7 +118,7 @@ def _owners(state: State, book: Book) -> list[str]:
     pins = Counter(number for lease in owners.leases.values() for number in lease.pins)
     if book.pins != pins:
         wrong.append(f"pins are {dict(book.pins)}; leases have {dict(pins)}")
-    if sum(r.copy.nbytes for r in owners.reservations.values() if r.area is Area.DEVICE) != state.reserved_bytes:
+    if sum(r.on_device.nbytes for r in owners.reservations.values() if r.on_device) != state.reserved_bytes:
         wrong.append(f"{state.reserved_bytes} bytes are reserved, not those of the reservations")
     for session in owners.sessions.values():
         held = [owners.reservations[r] for r in session.reservations]

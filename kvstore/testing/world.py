@@ -11,7 +11,6 @@ from kvstore.core.keys import chain_keys, parents_of
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import (
     ROOT_PARENT,
-    Area,
     BlockKey,
     Codec,
     Durability,
@@ -120,13 +119,11 @@ class World:
         """Reserve, write and commit a chain; keys that are resident, and durable if that is asked, are left out."""
         reserved = self.cache.reserve(self.namespace_id, tier, keys=keys, durability=durability)
         entries = []
-        area = Area.DEVICE if tier is Tier.DEVICE else Area.BUFFER
-        memory = self.cache.memory(area)
         for key, above, number, place in zip(
             keys, parents_of(keys, parent), reserved.reservation_ids, reserved.places, strict=True
         ):
             if place is not None:
-                self.write(memory, place, key)
+                self.write(self.cache.memory(place.area), place, key)
                 entries.append(CommitEntry(number, key, above))
         return self.cache.commit(self.namespace_id, entries, durability=durability, lease_id=lease_id)
 

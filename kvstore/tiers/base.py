@@ -25,6 +25,8 @@ class Arena(Protocol):
     """Memory of fixed size, handed out in page-aligned ranges."""
 
     area: Area
+    client_writable: bool
+    """Whether sessions may map it writable: what they write elsewhere is copied here when it is committed."""
     capacity_bytes: int
     backing: str
     """For people: "memfd, 2 MiB hugetlb pages"."""

@@ -1,4 +1,6 @@
-"""The DEVICE tier without a GPU: a shared arena of the same shape, mapped writable by every engine of the node.
+"""The DEVICE tier without a GPU: a shared arena of the same shape, mapped read-only by every engine of the node.
+
+What an engine writes it writes into its session's buffer; a commit copies it here. So no engine can damage a block.
 
 Blocks here have no headers. ``encode`` and ``decode`` are where a raw block crosses to and from the stored form.
 """
@@ -21,7 +23,7 @@ class MemfdDeviceArena(MemfdArena):
 
     def __init__(self, nbytes: int, *, populate: bool = True) -> None:
         super().__init__("kvstore-device", nbytes, Area.DEVICE, populate=populate)
-        self.seal_size()
+        self.seal_read_only()
 
     def encode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, out: memoryview) -> Codec:
         """See ``base.DeviceArena.encode``."""

@@ -84,6 +84,8 @@ class CudaDeviceArena:
 
     area = Area.DEVICE
     kind = "cuda-ipc"
+    client_writable = True
+    """CUDA has no read-only mapping for other processes: see docs/security.md."""
 
     def __init__(self, nbytes: int, *, device: int = 0, runtime: Runtime | None = None) -> None:
         self._runtime = load_runtime() if runtime is None else runtime

@@ -35,6 +35,7 @@ class MemfdArena:
         if not 4096 <= nbytes <= ARENA_BYTES_MAX:
             raise InvalidArgument(f"{name}.bytes", nbytes, f"4096 to {ARENA_BYTES_MAX}")
         self.area = area
+        self.client_writable = area is Area.BUFFER
         self.capacity_bytes = nbytes // 4096 * 4096
         self.versions_bytes = table_bytes(self.capacity_bytes)
         self._memory = memfd.create(name, self.capacity_bytes + self.versions_bytes, populate=populate)

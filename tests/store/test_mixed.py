@@ -70,13 +70,13 @@ class Mixed:
 
     def put(self, keys, tier=Tier.DEVICE):
         reserved = self.cache.reserve(self.id, tier, keys=keys)
-        memory = self.cache.memory(Area.DEVICE if tier is Tier.DEVICE else Area.BUFFER)
         entries = []
         for key, parent, number, place in zip(
             keys, parents_of(keys), reserved.reservation_ids, reserved.places, strict=True
         ):
             if place is not None:
                 assert place.codec is Codec.RAW
+                memory = self.cache.memory(place.area)
                 memory[place.offset : place.offset + self.layout.units_bytes(Codec.RAW)] = self.raw(key)
                 entries.append(CommitEntry(number, key, parent))
         return self.cache.commit(self.id, entries, lease_id=self.lease) if entries else None
@@ -196,7 +196,7 @@ def test_a_block_that_is_raw_below_is_not_int8_on_device(make):
     mixed.cache.open_namespace(SPEC, policy=ON_DEVICE)
     reserved = mixed.cache.reserve(mixed.id, Tier.DEVICE, count=1)
     begin = reserved.places[0].offset
-    mixed.cache.memory(Area.DEVICE)[begin : begin + mixed.layout.units_bytes(Codec.RAW)] = mixed.raw(key)
+    mixed.cache.memory(reserved.places[0].area)[begin : begin + mixed.layout.units_bytes(Codec.RAW)] = mixed.raw(key)
     entry = CommitEntry(reserved.reservation_ids[0], key, bytes(32))
     (place,) = mixed.cache.commit(mixed.id, [entry], lease_id=mixed.lease).places
     assert (place.area, place.codec) == (Area.HOST, Codec.RAW)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 
 from kvstore.cache import CommitEntry
 from kvstore.core.errors import InvalidArgument, ResourceExhausted, UnknownReservation
 from kvstore.core.keys import block_key, chain_keys, parents_of
 from kvstore.core.namespace import NamespaceSpec
-from kvstore.core.types import ROOT_PARENT, Area, BlockKey, Outcome, Reason, ReservationId, Tier
+from kvstore.core.types import ROOT_PARENT, Area, BlockKey, Outcome, Reason, ReservationId, Target, Tier
 from kvstore.store.config import StoreConfig
 from kvstore.testing.world import ON_DEVICE, SPEC
 
@@ -46,16 +48,52 @@ def test_committing_gives_the_buffer_back(world):
     assert (session.buffer_used_bytes, session.reservations) == (0, 0)
 
 
-def test_device_blocks_are_sealed_in_place(world):
+def test_device_blocks_are_written_in_the_buffer_and_copied_when_they_are_committed(world):
     reserved = world.cache.reserve(world.namespace_id, Tier.DEVICE, count=2)
     keys = world.chain(1, 2)
     for key, place in zip(keys, reserved.places, strict=True):
-        world.write(world.cache.memory(Area.DEVICE), place, key)
+        world.write(world.cache.memory(place.area), place, key)
     lease = world.cache.grant_lease("seal", 1000)
     entries = [CommitEntry(*row) for row in zip(reserved.reservation_ids, keys, parents_of(keys), strict=True)]
+    assert [place.area for place in reserved.places] == [Area.BUFFER] * 2
+    assert world.store.status().tiers[0].reserved_bytes == 2 * ON_DEVICE
     committed = world.cache.commit(world.namespace_id, entries, lease_id=lease)
-    assert committed.places == reserved.places
+    assert [place.area for place in committed.places] == [Area.DEVICE] * 2
     assert world.residency(keys) == (DEVICE, DEVICE)
+    assert world.store.sessions()[0].buffer_used_bytes == 0
+    assert world.store.status().tiers[0].reserved_bytes == 0
+
+
+def test_nobody_can_write_a_committed_block_on_device(world):
+    (key,) = world.chain(1, 1)
+    reserved = world.cache.reserve(world.namespace_id, Tier.DEVICE, count=1)
+    world.write(world.cache.memory(Area.BUFFER), reserved.places[0], key)
+    world.cache.commit(world.namespace_id, [CommitEntry(reserved.reservation_ids[0], key, ROOT_PARENT)])
+    # Neither the writer, in the place that it had, nor anyone who maps the arena.
+    world.cache.memory(Area.BUFFER)[:ON_DEVICE] = b"x" * ON_DEVICE
+    with pytest.raises(TypeError):
+        world.store.open_session("other").memory(Area.DEVICE)[0] = 1
+    device = world.store.device
+    with pytest.raises(PermissionError):
+        mmap.mmap(device.fd, device.mapped_bytes)
+    assert world.fetch([key], Target.DEVICE).outcomes == (Outcome.HIT,)
+    assert world.fetch([key], Target.HOST).outcomes == (Outcome.HIT,)
+
+
+def test_a_reservation_on_device_takes_its_buffer_or_nothing(make_world):
+    world = make_world(buffer_bytes=2 * ON_DEVICE, device_blocks=8)
+    full = world.cache.reserve(world.namespace_id, Tier.DEVICE, count=3)
+    assert full.outcomes == (Outcome.PENDING, Outcome.PENDING, Outcome.BUSY)
+    assert (full.busy.tier, full.busy.free_bytes) == (Tier.HOST, 0)
+    assert world.store.status().tiers[0].reserved_bytes == 2 * ON_DEVICE
+    assert world.cache.abort(full.reservation_ids[:2]) == 2
+    assert world.store.status().tiers[0].used_bytes == 0
+    world = make_world(device_blocks=1)
+    full = world.cache.reserve(world.namespace_id, Tier.DEVICE, count=2)
+    assert (full.outcomes[1], full.busy.tier) == (Outcome.BUSY, Tier.DEVICE)
+    assert world.store.sessions()[0].buffer_used_bytes == ON_DEVICE
+    with pytest.raises(InvalidArgument, match="without a buffer"):
+        world.store.open_session("bare").reserve(world.namespace_id, Tier.DEVICE, count=1)
 
 
 def test_a_resident_key_needs_no_write(world):
@@ -85,24 +123,25 @@ def test_a_device_copy_of_a_block_that_is_elsewhere_is_kept(world):
     (key,) = world.chain(1, 1)
     world.put([key])
     reserved = world.cache.reserve(world.namespace_id, Tier.DEVICE, count=1)
-    world.write(world.cache.memory(Area.DEVICE), reserved.places[0], key)
+    world.write(world.cache.memory(reserved.places[0].area), reserved.places[0], key)
     lease = world.cache.grant_lease("seal", 1000)
     entry = CommitEntry(reserved.reservation_ids[0], key, ROOT_PARENT)
     committed = world.cache.commit(world.namespace_id, [entry], lease_id=lease)
     assert committed.existed == (True,)
-    assert committed.places == reserved.places
+    assert committed.places[0].area is Area.DEVICE
     assert world.residency([key]) == (DEVICE | HOST,)
 
 
 def test_a_second_device_copy_is_given_back_and_the_first_is_the_place(world):
     (key,) = world.chain(1, 1)
     world.put([key], tier=Tier.DEVICE)
-    reserved = world.cache.reserve(world.namespace_id, Tier.DEVICE, count=1)
     lease = world.cache.grant_lease("seal", 1000)
+    first = world.cache.fetch(world.namespace_id, [key], Target.DEVICE, lease_id=lease).places
+    reserved = world.cache.reserve(world.namespace_id, Tier.DEVICE, count=1)
     entry = CommitEntry(reserved.reservation_ids[0], key, ROOT_PARENT)
     committed = world.cache.commit(world.namespace_id, [entry], lease_id=lease)
     assert committed.existed == (True,)
-    assert committed.places[0].offset != reserved.places[0].offset
+    assert committed.places == first
     assert world.store.status().tiers[0].used_bytes == ON_DEVICE
     assert world.store.status().tiers[0].reserved_bytes == 0
 

@@ -11,7 +11,7 @@ import pytest
 from kvstore.cache import CommitEntry
 from kvstore.core.errors import KVStoreError
 from kvstore.core.keys import chain_keys, parents_of
-from kvstore.core.types import Area, Outcome, Target, Tier, WritePolicy
+from kvstore.core.types import Outcome, Target, Tier, WritePolicy
 from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.session import Session
 from kvstore.testing.invariants import violations
@@ -61,11 +61,10 @@ class Client:
         keys = self.keys()
         found = cache.reserve(self.world.namespace_id, tier, keys=keys)
         entries = []
-        memory = cache.memory(Area.DEVICE if tier is Tier.DEVICE else Area.BUFFER)
         rows = zip(keys, parents_of(keys), found.reservation_ids, found.places, strict=True)
         for key, parent, number, place in rows:
             if place is not None:
-                self.world.write(memory, place, key)
+                self.world.write(cache.memory(place.area), place, key)
                 entries.append(CommitEntry(number, key, parent))
         if self.chance.random() < 0.1:
             cache.abort([entry.reservation_id for entry in entries])

@@ -15,7 +15,7 @@ from kvstore.client.payloads import PutBlocks
 from kvstore.core.errors import KVStoreError, Unavailable
 from kvstore.core.keys import parents_of
 from kvstore.core.namespace import NamespacePolicy
-from kvstore.core.types import Area, BlockKey, Durability, NamespaceId, Outcome, Tier
+from kvstore.core.types import BlockKey, Durability, NamespaceId, Outcome, Tier
 from kvstore.tools.crashtest.known import SLICE_BYTES, SPEC, Known, keys_of, payload_of
 from kvstore.tools.crashtest.trace import Trace
 
@@ -101,7 +101,7 @@ class Clients:
         self._told(keys, client.put(namespace, blocks), durability, since)
 
     def _seal(self, client: Client, namespace: NamespaceId, chance: random.Random) -> None:
-        """In place on DEVICE, as an engine does it: named when they are full."""
+        """On DEVICE, as an engine does it: named when they are full."""
         keys, durability, since = self._choose(chance)
         reserved = client.reserve(namespace, Tier.DEVICE, count=len(keys))
         ids = [number for number in reserved.reservation_ids if number]
@@ -109,9 +109,8 @@ class Clients:
         if len(places) < len(keys):
             client.abort(ids)
             return
-        memory = client.memory(Area.DEVICE)
         for key, place in zip(keys, places, strict=True):
-            payload = payload_of(key)
+            payload, memory = payload_of(key), client.memory(place.area)
             for layer in range(SPEC.layers):
                 begin = place.offset + layer * place.stride
                 memory[begin : begin + SLICE_BYTES] = payload[layer * SLICE_BYTES : (layer + 1) * SLICE_BYTES]
