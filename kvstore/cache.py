@@ -132,7 +132,7 @@ class Cache(Protocol):
         durability: Durability | None = None,
         standing: bool = False,
     ) -> ReserveResult:
-        """Claim places to write: on DEVICE, or (for HOST) in this session's buffer; by keys, or a count of tail blocks.
+        """Claim places to write, in this session's buffer (on CUDA: on DEVICE); by keys, or a count of tail blocks.
 
         ``durability`` is what the commit will ask for (None: what the policy says). With DURABLE a resident key is HIT
         only if it is durable already; else it gets a place, and its commit makes it durable.
@@ -140,8 +140,8 @@ class Cache(Protocol):
         ``standing`` places (a count, for HOST) outlive their commit: once it has answered they are reserved again under
         the same ids, until abort or the session's end, so that a writer need not reserve for each batch.
 
-        The bytes to write at a DEVICE place are raw slices at ``raw_slice_stride``; at a buffer place, slices under the
-        place's codec at the place's stride. The place belongs to the caller until commit, abort or the session's end.
+        The bytes to write at a place are raw slices at its stride; the commit copies them to where the block goes. The
+        place belongs to the caller until commit, abort or the session's end.
         """
 
     def commit(
@@ -198,7 +198,7 @@ class Cache(Protocol):
         """End a lease, or with keys only what it holds of these. Returns how many things were released."""
 
     def memory(self, area: Area) -> memoryview:
-        """This session's view of an area: DEVICE and BUFFER writable, HOST read-only. Places are offsets in it.
+        """This session's view of an area: BUFFER writable, DEVICE and HOST read-only. Places are offsets in it.
 
         On CUDA the DEVICE area has no host view: use ``device_tensor``. Raises Unavailable if not mapped.
         """

@@ -92,8 +92,10 @@ def test_a_reservation_on_device_takes_its_buffer_or_nothing(make_world):
     full = world.cache.reserve(world.namespace_id, Tier.DEVICE, count=2)
     assert (full.outcomes[1], full.busy.tier) == (Outcome.BUSY, Tier.DEVICE)
     assert world.store.sessions()[0].buffer_used_bytes == ON_DEVICE
+    bare = world.store.open_session("bare")
+    bare.open_namespace(SPEC)
     with pytest.raises(InvalidArgument, match="without a buffer"):
-        world.store.open_session("bare").reserve(world.namespace_id, Tier.DEVICE, count=1)
+        bare.reserve(world.namespace_id, Tier.DEVICE, count=1)
 
 
 def test_a_resident_key_needs_no_write(world):
