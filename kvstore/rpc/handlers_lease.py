@@ -16,7 +16,8 @@ def grant_lease(ctx: CallContext, request: leases_pb2.GrantLeaseRequest) -> leas
     """Leases/GrantLease."""
     name = name_of("name", request.name)
     lease_id = ctx.session.grant_lease(name, request.ttl_ms)
-    return leases_pb2.GrantLeaseResponse(lease_id=lease_id, ttl_ms=request.ttl_ms)
+    # What was granted, which may be less than what was asked for.
+    return leases_pb2.GrantLeaseResponse(lease_id=lease_id, ttl_ms=ctx.session.renew_lease(lease_id))
 
 
 def renew_lease(ctx: CallContext, request: leases_pb2.RenewLeaseRequest) -> leases_pb2.RenewLeaseResponse:

@@ -154,7 +154,8 @@ class Tenancy:
     def grant(self, owner: Owner, name: str, ttl_ms: int) -> LeaseId:
         """See ``Cache.grant_lease``."""
         state = self._state
-        validate.check_lease(name, ttl_ms, state.config.lease_ttl_ms_max)
+        validate.check_lease(name, ttl_ms)
+        ttl_ms = min(ttl_ms, state.config.lease_ttl_ms_max)
         with state.locked():
             owner.require_open()
             self.expire_leases()

@@ -61,7 +61,7 @@ class LeasesServicer:
 
     def GrantLease(self, request, context):
         """GrantLease makes a lease owned by the calling session. It holds nothing until Fetch or Commit names it,
-        or HoldLease adds keys. INVALID_ARGUMENT for a ttl above the configured limit.
+        or HoldLease adds keys. A ttl above the configured limit is granted as that limit; the reply says what was granted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

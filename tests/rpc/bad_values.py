@@ -134,7 +134,7 @@ RULES: dict[str, list[Bad]] = {
     "RemoveRequest.keys": keys_like(),
     "FlushRequest.timeout_ms": [Bad(HUGE32, field="timeout_ms")],
     "GrantLeaseRequest.name": NAME,
-    "GrantLeaseRequest.ttl_ms": [Bad(0, field="ttl_ms"), Bad(HUGE32, field="ttl_ms")],
+    "GrantLeaseRequest.ttl_ms": [Bad(0, field="ttl_ms")],
     "RenewLeaseRequest.lease_id": LEASE,
     "HoldLeaseRequest.lease_id": LEASE,
     "HoldLeaseRequest.namespace_id": NAMESPACE,
