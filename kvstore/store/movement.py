@@ -20,6 +20,7 @@ from kvstore.store.lifecycle import Copy, CopyState
 from kvstore.store.namespaces import Namespace
 from kvstore.store.space import Space
 from kvstore.store.state import State
+from kvstore.store.vain import Vain
 from kvstore.tiers.base import DeviceArena
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Movement:
         self.space = space
         self.demotions: dict[Tier, Callable[[Sequence[int]], Failures]] = {}
         self.device: DeviceArena | None = None
+        self.vain = Vain(state.clock)
 
     # -- room ----------------------------------------------------------------------------------------------------
 

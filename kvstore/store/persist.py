@@ -128,8 +128,8 @@ class _Writer:
             try:
                 self._know_namespace(disk, namespace)
                 handles = disk.write(namespace.namespace_id, blocks, durable=self._durable)
-            except TierFull:
-                if not self._make_room(disk, run, attempt):
+            except TierFull as full:
+                if full.others or not self._movement.vain.may_try() or not self._make_room(disk, run, attempt):
                     return Reason.NO_SPACE
                 continue
             except TierUnavailable as error:
@@ -139,8 +139,10 @@ class _Writer:
             for fill, handle in zip(run, handles, strict=True):
                 fill.copy.place = handle
                 fill.well = True
+            self._movement.vain.worked()
             self._count(run, nbytes)
             return None
+        self._movement.vain.failed()
         return Reason.NO_SPACE
 
     def _stored(self, run: list[Fill]) -> list[memoryview] | None:

@@ -1,16 +1,18 @@
-"""The namespaces kept on disk: specs, policies and names in one small file, replaced in one step.
+"""The namespaces kept on disk: specs, policies and names, a line each, in two files that say the same.
 
 ::
 
-    0   8   magic "KVSPACE1"
-    8   4   version, 1
-    12  4   bytes of the text
-    16  4   CRC of the text
-    20  4   CRC of bytes 0..20
-    24      text: a JSON array of objects {"spec", "policy", "name"}; salt as hex; the spec's raw_layers in "policy"
+    line    CRC-32C of the JSON as 8 hexadecimal digits, a space, JSON, a line feed
+    first   {"catalog": 2}
+    others  {"spec", "policy", "name"}; salt as hex; the spec's raw_layers in "policy"
 
-The file is written as ``namespaces.tmp``, synced, renamed, and the directory synced, before the first block of a
-new namespace is written. A spec's digest is computed again when it is read: it is never stored.
+A line is valid if and only if its CRC is right and its JSON makes a spec. A later line of a namespace takes the place
+of an earlier one. Lines are appended to ``namespaces``, synced, then to ``namespaces.copy``, synced, before the first
+block of a new namespace is written; so a torn end, or damage anywhere in one of the files, loses nothing, and damage
+to the same line in both loses that namespace alone. What is not valid behind the last valid line is a torn end, which
+a crash explains. Files of version 1 (one JSON array under one CRC, no copy) are read, and replaced when the next
+namespace is added. A spec's digest is computed again when it is read: it is never stored. Journals and checkpoints
+name namespaces by digest, so the order of lines means nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from crc32c import crc32c
@@ -29,6 +32,8 @@ from kvstore.core.types import Durability, NamespaceId, WritePolicy
 from kvstore.tiers.ssd.format import VERSION, refuse_version
 
 CATALOG_NAME: Final = "namespaces"
+CATALOG_COPY: Final = "namespaces.copy"
+VERSION_LINES: Final = 2
 _MAGIC: Final = b"KVSPACE1"
 _HEAD: Final = struct.Struct("<8sIII")
 _CRC: Final = struct.Struct("<I")
@@ -51,15 +56,80 @@ def make_space(index: int, spec: NamespaceSpec, policy: NamespacePolicy, name: s
     return Space(index, spec.namespace_id, spec, policy, name, BlockLayout.of(spec))
 
 
-def pack_catalog(spaces: list[Space]) -> bytes:
+def pack_catalog(spaces: Iterable[Space]) -> bytes:
     """The whole file."""
-    text = json.dumps([_to_json(space) for space in spaces], sort_keys=True, indent=1).encode()
-    fixed = _HEAD.pack(_MAGIC, VERSION, len(text), crc32c(text))
-    return fixed + _CRC.pack(crc32c(fixed)) + text
+    return _line({"catalog": VERSION_LINES}) + b"".join(map(pack_space, spaces))
 
 
-def unpack_catalog(data: bytes) -> list[Space]:
-    """Read and check the file; raises CorruptBlock, or TierUnavailable for a version not known."""
+def pack_space(space: Space) -> bytes:
+    """The line of one namespace."""
+    return _line(_to_json(space))
+
+
+def _line(item: dict[str, Any]) -> bytes:
+    text = json.dumps(item, sort_keys=True, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (crc32c(text), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """What one or both files say; ``damage`` is the count of their lines that are not valid."""
+
+    spaces: list[Space]
+    damage: int = 0
+    lines: bool = True
+    """Whether lines can be appended; else the files have to be written anew first."""
+
+
+def unpack_catalog(data: bytes, copy: bytes | None = None) -> Catalog:
+    """Read and check the files. CorruptBlock if nothing in them is valid, TierUnavailable for a version not known."""
+    if data[:8] == _MAGIC:
+        return Catalog(_unpack_first(data), lines=False)
+    found: dict[NamespaceId, Space] = {}
+    damage, torn, begun = 0, False, False
+    for text in (data, copy or b""):
+        bad = 0
+        for line in filter(None, text.split(b"\n")):
+            item = _read_line(line)
+            space = None if item is None or "catalog" in item else _space_of(len(found), item)
+            if space is not None:
+                before = found.get(space.namespace_id)
+                found[space.namespace_id] = space if before is None else replace(space, index=before.index)
+            elif item is not None and "catalog" in item:
+                begun = True
+                if item["catalog"] != VERSION_LINES:
+                    raise refuse_version(CATALOG_NAME, item["catalog"])
+            else:
+                bad += 1
+                continue
+            # Valid lines behind a bad one: no torn end, but damage.
+            damage, bad = damage + bad, 0
+        torn = torn or bad > 0 or not text.endswith(b"\n")
+    if not begun and not found:
+        raise CorruptBlock(f"{CATALOG_NAME} holds {len(data)} bytes and no valid line", field="crc")
+    return Catalog(list(found.values()), damage, lines=not damage and not torn)
+
+
+def _read_line(line: bytes) -> dict[str, Any] | None:
+    digits, _, text = line.partition(b" ")
+    if len(digits) != 8 or digits != b"%08x" % crc32c(text):
+        return None
+    try:
+        item = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return item if isinstance(item, dict) else None
+
+
+def _space_of(index: int, item: dict[str, Any]) -> Space | None:
+    try:
+        return _from_json(index, item)
+    except (ValueError, KeyError, TypeError, InvalidArgument):
+        return None
+
+
+def _unpack_first(data: bytes) -> list[Space]:
+    """A file of version 1."""
     if len(data) < _HEAD.size + 4:
         raise CorruptBlock(f"{CATALOG_NAME} holds {len(data)} bytes", field="length")
     magic, version, length, text_crc = _HEAD.unpack_from(data)
@@ -73,7 +143,7 @@ def unpack_catalog(data: bytes) -> list[Space]:
         raise CorruptBlock(f"the text of {CATALOG_NAME} is damaged", field="text")
     try:
         return [_from_json(index, item) for index, item in enumerate(json.loads(text))]
-    except (ValueError, KeyError, TypeError, InvalidArgument) as error:
+    except (ValueError, KeyError, TypeError, InvalidArgument, RecursionError) as error:
         raise CorruptBlock(f"the text of {CATALOG_NAME} does not parse: {error}", field="text") from error
 
 

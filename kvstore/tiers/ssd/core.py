@@ -151,6 +151,8 @@ class Core:
     table: BlockTable = field(default_factory=BlockTable)
     spaces: list[Space] = field(default_factory=list)
     space_index: dict[NamespaceId, int] = field(default_factory=dict)
+    catalog_bytes: int | None = None
+    """Bytes of the catalog's files, behind which lines are added; None if they have to be written anew first."""
     segments: dict[int, Segment] = field(default_factory=dict)
     spares: list[Segment] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
@@ -260,7 +262,8 @@ class Core:
         count = table.extents + extents
         rows = checkpoint_bytes(count, table.blocks + blocks, len(self.spaces), count)
         limits = 2 * self.config.journal_limit + self.config.quarantine_limit
-        catalog = 2 * self.ledger.file_bytes(CATALOG_NAME)
+        # Two files, and a third while one of them is replaced.
+        catalog = 3 * self.ledger.file_bytes(CATALOG_NAME)
         return 2 * align_up(rows, PAGE_BYTES) + limits + catalog + 16 * PAGE_BYTES
 
     def room_bytes(self, blocks: int = 0, extents: int = 0) -> int:

@@ -77,6 +77,21 @@ def write_file(core: Core, name: str, parts: list[bytes]) -> None:
     core.port.sync_directory("")
 
 
+def append_file(core: Core, name: str, at: int, data: bytes) -> None:
+    """Write behind the good bytes of a file, of which there are ``at``, and sync. What a failure left there is cut."""
+    fd = core.port.open(name)
+    try:
+        if core.port.fstat(fd).size > at:
+            core.port.truncate(fd, at)
+        write_full(core.port, fd, memoryview(data), at)
+        core.port.fdatasync(fd)
+        allocated = core.port.fstat(fd).allocated
+    finally:
+        core.port.close(fd)
+    with core.lock:
+        core.ledger.set_file(name, allocated)
+
+
 def remove_file(core: Core, name: str) -> None:
     """Remove a file that may be gone already."""
     try:

@@ -105,12 +105,17 @@ class Placer:
                 core.counters["refused_full"] += 1
                 raise TierFull(f"a segment needs {nbytes} bytes; {max(room + loose, 0)} are free within the cap")
         floor = core.config.free_floor_bytes
-        free = core.port.free_bytes() + spare
+        now = core.port.free_bytes()
+        free = now + spare
         if free + loose - nbytes < floor:
             core.counters["refused_floor"] += 1
-            raise TierFull(
+            full = TierFull(
                 f"a segment needs {nbytes} bytes; {free + loose} are free on the filesystem, {floor} are kept free"
             )
+            # We never go below the floor, so it was others that did.
+            full.others = now < floor
+            core.health.note("new segment", full)
+            raise full
         return room >= nbytes and free - nbytes >= floor
 
     def _extend(self, segment: Segment, size: int) -> None:

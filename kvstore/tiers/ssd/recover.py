@@ -6,10 +6,11 @@ the torn end of the last journal and bytes that no record names) is refused with
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 
 from kvstore.core.errors import CorruptBlock
-from kvstore.tiers.ssd.catalog import CATALOG_NAME, unpack_catalog
+from kvstore.tiers.ssd.catalog import CATALOG_COPY, CATALOG_NAME, unpack_catalog
 from kvstore.tiers.ssd.checkpoint import unpack_checkpoint
 from kvstore.tiers.ssd.commit import Journal, create_journal
 from kvstore.tiers.ssd.core import Core, log
@@ -18,8 +19,9 @@ from kvstore.tiers.ssd.findings import Findings
 from kvstore.tiers.ssd.format import segment_name
 from kvstore.tiers.ssd.journal import SECTOR_BYTES, Record, check_file_head, read_frame
 from kvstore.tiers.ssd.quarantine import Quarantine
-from kvstore.tiers.ssd.replay import Replay
+from kvstore.tiers.ssd.replay import Replay, drop_extents
 from kvstore.tiers.ssd.salvage import find_extents
+from kvstore.tiers.ssd.spaces import catalog_bytes, forget_empty, read_catalog
 from kvstore.tiers.ssd.survey import Survey
 
 
@@ -52,10 +54,32 @@ class Recovery:
         self._replay.finish()
         self._core.table.share_parents()
         Survey(self._core, self.findings, self._quarantine).run(names)
-        journal = create_journal(self._core, last + 1)
+        journal = self._create_journal(last + 1)
+        forget_empty(self._core)
         journal.older = [number for number in numbers_of(names, "journal") if number >= generation]
         journal.older_bytes = sum(self._size(f"journal-{number:08d}") for number in journal.older)
         return journal
+
+    def _create_journal(self, number: int) -> Journal:
+        """A new journal. On a disk that others have filled the emptiest segment goes for it: the rest of the tier, and
+        the other tiers, are worth more than its blocks."""
+        core = self._core
+        while True:
+            try:
+                return create_journal(core, number)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not core.segments:
+                    raise
+                segment = min(core.segments.values(), key=lambda one: one.live_bytes)
+                log.error("recovery: %s; %s is given up for it", error, segment.name)
+                rows = core.table.extents_of_segment(segment.number)
+                self._core.counters["segments_given_up"] += 1
+                drop_extents(core, rows, self.findings, f"blocks of {segment.name}, given up for room")
+                if core.open_segment is segment:
+                    core.open_segment = None
+                del core.segments[segment.number]
+                core.port.close(segment.fd)
+                remove_file(core, segment.name)
 
     def _list_files(self) -> list[str]:
         core = self._core
@@ -73,10 +97,13 @@ class Recovery:
 
     def _load_catalog(self, names: list[str]) -> None:
         core = self._core
-        if CATALOG_NAME not in names:
+        if CATALOG_NAME not in names and CATALOG_COPY not in names:
             return
         try:
-            core.spaces = unpack_catalog(read_file(self._core.port, CATALOG_NAME))
+            found = unpack_catalog(*read_catalog(core, names))
+            core.spaces, core.catalog_bytes = found.spaces, catalog_bytes(core, names) if found.lines else None
+            if found.damage:
+                self.findings.damaged(f"{found.damage} lines of {CATALOG_NAME} and its copy are damaged")
         except CorruptBlock as error:
             self.findings.damaged(error.message)
             self._quarantine.take_file(CATALOG_NAME, error.message)

@@ -10,7 +10,7 @@ from kvstore.core.clock import MonotonicClock
 from kvstore.core.errors import CorruptBlock, TierUnavailable
 from kvstore.core.types import BlockKey
 from kvstore.tiers.base import BlockRead, DiskHandle, ReadStatus
-from kvstore.tiers.ssd.catalog import CATALOG_NAME, unpack_catalog
+from kvstore.tiers.ssd.catalog import CATALOG_COPY, CATALOG_NAME, Catalog, unpack_catalog
 from kvstore.tiers.ssd.checkpoint import unpack_checkpoint
 from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.core import Core, Segment
@@ -22,6 +22,7 @@ from kvstore.tiers.ssd.port import DiskPort, read_full
 from kvstore.tiers.ssd.reader import Reader
 from kvstore.tiers.ssd.recover import numbers_of, scan_frames
 from kvstore.tiers.ssd.replay import Replay
+from kvstore.tiers.ssd.spaces import read_catalog
 
 
 @dataclass(slots=True)
@@ -100,7 +101,11 @@ class Scrub:
     def _load(self, names: Sequence[str]) -> None:
         core, generation = self._core, 0
         try:
-            core.spaces = unpack_catalog(read_file(self._port, CATALOG_NAME)) if CATALOG_NAME in names else []
+            known = CATALOG_NAME in names or CATALOG_COPY in names
+            found = unpack_catalog(*read_catalog(core, names)) if known else Catalog([])
+            core.spaces = found.spaces
+            if found.damage:
+                self._report.damage.append(f"{found.damage} lines of {CATALOG_NAME} and its copy are damaged")
         except CorruptBlock as error:
             self._report.damage.append(error.message)
         core.space_index = {space.namespace_id: space.index for space in core.spaces}

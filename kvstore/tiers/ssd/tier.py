@@ -22,11 +22,10 @@ from kvstore.tiers.base import (
     RecoveredBlock,
     RecoveryReport,
 )
-from kvstore.tiers.ssd.catalog import CATALOG_NAME, make_space, pack_catalog
+from kvstore.tiers.ssd.catalog import make_space
 from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.core import Core, log
-from kvstore.tiers.ssd.files import write_file
 from kvstore.tiers.ssd.housekeeping import Housekeeper
 from kvstore.tiers.ssd.journal import pack_drops
 from kvstore.tiers.ssd.listing import missing_parents, recovered_blocks
@@ -35,6 +34,7 @@ from kvstore.tiers.ssd.quarantine import DIRECTORY, Quarantine, keep_block
 from kvstore.tiers.ssd.reader import Reader
 from kvstore.tiers.ssd.reclaim import Reclaimer
 from kvstore.tiers.ssd.recover import recover_tables
+from kvstore.tiers.ssd.spaces import CATALOG_FILES, keep_space, write_catalog
 from kvstore.tiers.ssd.usage import measure_usage, refresh_ledger
 from kvstore.tiers.ssd.writer import Writer
 
@@ -141,7 +141,7 @@ class SsdTier:
                 if known is not None and core.spaces[known] == space:
                     return
                 spaces = [*core.spaces[: space.index], space, *core.spaces[space.index + 1 :]]
-            core.call("namespaces", lambda: write_file(core, CATALOG_NAME, [pack_catalog(spaces)]))
+            core.call("namespaces", lambda: keep_space(core, spaces, space))
             with core.lock:
                 core.spaces = spaces
                 core.space_index[space.namespace_id] = space.index
@@ -299,8 +299,9 @@ class SsdTier:
             refresh_ledger(core)
         with core.lock:
             spaces = list(core.spaces)
-        if spaces and CATALOG_NAME not in self._port.listdir(""):
-            write_file(core, CATALOG_NAME, [pack_catalog(spaces)])
+        if spaces and not set(CATALOG_FILES) <= set(self._port.listdir("")):
+            with core.growth:
+                write_catalog(core, spaces)
 
     def _require_open(self) -> None:
         if self._core.closed:
