@@ -25,13 +25,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.kernels.codecs import row_of
+
 SLICE_ALIGNMENT: Final = 512
 """Slices start at multiples of this many bytes, the smallest unit of a direct disk read."""
 
 DTYPE_BYTES: Final[dict[str, int]] = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes of one element of each model dtype that a slice may hold."""
-
-CODECS: Final = ("raw", "int8")
 
 
 def align_up(value: int, alignment: int) -> int:
@@ -85,11 +85,7 @@ class SliceGeometry:
 
     def slice_bytes(self, codec: str) -> int:
         """Bytes of a slice under ``codec``, without padding at its end."""
-        if codec == "raw":
-            return self.raw_bytes
-        if codec == "int8":
-            return self.int8_bytes
-        raise ValueError(f"codec is {codec!r}; it must be one of {CODECS}")
+        return row_of(codec).slice_bytes(self)
 
     def slice_stride(self, codec: str) -> int:
         """Bytes from one slice to the next in a block: ``slice_bytes`` aligned up."""

@@ -18,7 +18,8 @@ from typing import Final
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import Codec, Durability, NamespaceId, WritePolicy
-from kvstore.kernels.layout import CODECS, DTYPE_BYTES, SLICE_ALIGNMENT, SliceGeometry, align_up
+from kvstore.kernels import codecs
+from kvstore.kernels.layout import DTYPE_BYTES, SLICE_ALIGNMENT, SliceGeometry, align_up
 
 NAMESPACE_TAG: Final = b"kvstore.namespace.v1\x00"
 LAYOUT_VERSION: Final = 1
@@ -62,9 +63,9 @@ class NamespaceSpec:
     def __post_init__(self) -> None:
         self._check_text()
         self._check_numbers()
+        if self.codec not in codecs.words():
+            raise InvalidArgument("spec.codec", repr(self.codec), f"one of {', '.join(codecs.words())}")
         self._check_raw_layers()
-        if self.codec not in CODECS:
-            raise InvalidArgument("spec.codec", repr(self.codec), f"one of {', '.join(CODECS)}")
         if self.opaque_slice_bytes and self.codec != "raw":
             raise InvalidArgument("spec.codec", repr(self.codec), "raw, since opaque payloads are never encoded")
         if not self.opaque_slice_bytes and self.dtype not in DTYPE_BYTES:
@@ -106,6 +107,8 @@ class NamespaceSpec:
         given = self.raw_layers
         if given and self.codec == "raw":
             raise InvalidArgument("spec.raw_layers", given, "empty, since all layers are raw under the codec raw")
+        if given and not codecs.row_of(self.codec).mixes:
+            raise InvalidArgument("spec.raw_layers", given, f"empty, since {self.codec} has all layers or none")
         if list(given) != sorted(set(given)):
             raise InvalidArgument("spec.raw_layers", given, "ascending numbers, each once")
         if given and not 0 <= given[0] <= given[-1] < self.layers:
@@ -267,7 +270,8 @@ HEADER_FIXED_BYTES: Final = 256
 class NamespacePolicy:
     """How a namespace is kept; no part of its identity.
 
-    ``device_codec`` is the codec of committed blocks on DEVICE: "raw", or "int8" in a namespace of that codec.
+    ``device_codec`` is the codec of committed blocks on DEVICE: "raw", or the namespace's where attention reads that
+    as it is.
     """
 
     write: WritePolicy = WritePolicy.THROUGH
@@ -277,8 +281,8 @@ class NamespacePolicy:
     device_codec: str = "raw"
 
     def __post_init__(self) -> None:
-        if self.device_codec not in CODECS:
-            raise InvalidArgument("policy.device_codec", repr(self.device_codec), f"one of {', '.join(CODECS)}")
+        if self.device_codec not in codecs.words():
+            raise InvalidArgument("policy.device_codec", repr(self.device_codec), f"one of {', '.join(codecs.words())}")
         if self.lossless not in ("", "lz4"):
             raise InvalidArgument("policy.lossless", repr(self.lossless), '"" or "lz4"')
         if self.raw_first_tokens < 0:

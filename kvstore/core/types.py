@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, NewType
 
+from kvstore.kernels.codecs import CodecRow, row_of
+
 BlockKey = NewType("BlockKey", bytes)
 """32 bytes: the chained SHA-256 of a block (``keys.py``)."""
 
@@ -113,15 +115,31 @@ class Durability(IntEnum):
 
 
 class Codec(IntEnum):
-    """How slices are encoded; the wire's numbers."""
+    """How slices are encoded; the wire's numbers. What a number means is its row in ``kernels.codecs``."""
 
     RAW = 0
     INT8 = 1
+    CODEC_2 = 2
+    CODEC_3 = 3
+    CODEC_4 = 4
+    CODEC_5 = 5
+    CODEC_6 = 6
+    CODEC_7 = 7
+
+    @classmethod
+    def of_word(cls, word: str) -> Codec:
+        """The codec that specs call so. ValueError if there is none."""
+        return cls(row_of(word).number)
+
+    @property
+    def row(self) -> CodecRow:
+        """What the codec is. ValueError if there is none of this number."""
+        return row_of(int(self))
 
     @property
     def word(self) -> str:
         """The name that specs and ``kernels.layout`` use."""
-        return self.name.lower()
+        return self.row.word
 
 
 class Coding(IntEnum):

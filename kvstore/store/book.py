@@ -19,7 +19,7 @@ from kvstore.core.types import TIERS_MAX, BlockKey, BlockName, Codec, Reason, Ti
 from kvstore.store.history import Counters, EventLog, News, Tombstones
 from kvstore.store.index import NONE, PAGE, UNKNOWN, BlockIndex
 from kvstore.store.lifecycle import Copy, CopyState, Event
-from kvstore.store.namespaces import Namespace, NamespaceTable, kind_of
+from kvstore.store.namespaces import Namespace, NamespaceTable
 from kvstore.store.occupants import Occupants
 from kvstore.store.policies import build_all
 from kvstore.store.uses import Uses
@@ -27,8 +27,6 @@ from kvstore.tiers.base import Arena, DiskHandle
 from kvstore.tiers.versions import NO_VERSIONS, Versions
 
 # Looked up by number on every fetch, where calling the enum would cost more than the rest of the step.
-_CODECS = tuple(Codec) * 2
-_DEVICE_CODECS = tuple(codec for codec in Codec for _ in Codec)
 
 _CAUSES = {Reason.EVICTED: "evicted", Reason.REMOVED: "removed", Reason.QUARANTINED: "quarantined"}
 
@@ -89,16 +87,16 @@ class Book:
 
     def codec(self, slot: int) -> Codec:
         """Codec of the slot's copies below DEVICE (or that they would get)."""
-        return _CODECS[self.index.codec[slot]]
+        return self.namespace(slot).codec if self.index.codec[slot] & 1 else Codec.RAW
 
     def device_codec(self, slot: int) -> Codec:
         """Codec of the slot's copy on DEVICE."""
-        return _DEVICE_CODECS[self.index.codec[slot]]
+        return self.namespace(slot).codec if self.index.codec[slot] & 2 else Codec.RAW
 
     def set_codecs(self, slot: int, codec: Codec, device_codec: Codec) -> None:
         """Say how the slot's copies are encoded; only of tiers where it has no READY copy may that change."""
-        index, kind = self.index, kind_of(codec, device_codec)
-        sizes, before = self.namespaces.entries[index.namespace[slot]].sizes, index.codec[slot]
+        index, namespace = self.index, self.namespace(slot)
+        kind, sizes, before = namespace.kind_of(codec, device_codec), namespace.sizes, index.codec[slot]
         index.codec[slot] = kind
         for tier in self.tiers if kind != before else ():
             if copy_number(slot, tier) in self.pins:
@@ -373,16 +371,16 @@ class Book:
         copies = [copy_number(slot, tier) for tier in self.tiers]
         return not (self.doomed.keys().isdisjoint(copies) and self.pins.keys().isdisjoint(copies))
 
-    def account(self, namespace: Namespace, tier: Tier, codec: int, change: int) -> None:
+    def account(self, namespace: Namespace, tier: Tier, kind: int, change: int) -> None:
         """Count copies that came (or, below 0, went)."""
         namespace.blocks_by_tier[tier] += change
         if tier is Tier.SSD and namespace.blocks_by_tier[tier] == 0:
             # The disk may forget a namespace of which it holds nothing: it is told again before the next block.
             namespace.on_disk = False
         self.blocks[tier] += change
-        self.bytes[tier] += change * namespace.sizes[tier][codec]
+        self.bytes[tier] += change * namespace.sizes[tier][kind]
         self.raw_bytes[tier] += change * namespace.sizes[tier][Codec.RAW]
-        namespace.saved_bytes += change * (namespace.sizes[tier][Codec.RAW] - namespace.sizes[tier][codec])
+        namespace.saved_bytes += change * (namespace.sizes[tier][Codec.RAW] - namespace.sizes[tier][kind])
 
 
 def copy_number(slot: int, tier: Tier) -> int:

@@ -174,7 +174,7 @@ class Commit:
                 for entry in self._entries
                 if entry.outcome is Outcome.PENDING
                 and entry.copy.tier is Tier.DEVICE
-                and entry.codec is Codec.INT8
+                and entry.codec is not Codec.RAW
                 and ((slot := book.resident(entry.key, self._namespace)) == NONE or not book.has(slot, Tier.DEVICE))
             ]
 
@@ -184,7 +184,7 @@ class Commit:
             # Not to be published if the writing fails.
             entry.copied = False
             shrink.replace(self._movement, self._namespace, entry.copy, coded)
-            entry.copied, entry.device_codec = True, Codec.INT8
+            entry.copied, entry.device_codec = True, entry.codec
 
     def _slices(self, entry: _Entry) -> memoryview:
         layout, buffer = self._namespace.layout, self._owner.buffer
@@ -200,7 +200,7 @@ class Commit:
         if not self._take(entry):
             return True
         names = (entry.key, entry.parent)
-        if copies.store_encoded(self._namespace, names, self._slices(entry), self._stored(entry)):
+        if copies.store_encoded(self._namespace, names, entry.codec, self._slices(entry), self._stored(entry)):
             entry.copied = True
             return True
         self._state.arenas[Tier.HOST].free(entry.copy.place, entry.copy.nbytes)
@@ -269,7 +269,7 @@ class Commit:
         entry.outcome, entry.slot = Outcome.HIT, slot
         tier, known = entry.copy.tier, book.codec(slot)
         # On DEVICE a block is raw, or as it is below.
-        same_codec = known in (entry.device_codec, Codec.INT8) if tier is Tier.DEVICE else known is entry.codec
+        same_codec = entry.device_codec in (known, Codec.RAW) if tier is Tier.DEVICE else known is entry.codec
         if ready and same_codec and book.copy_state(slot, tier) is CopyState.ABSENT:
             if tier is Tier.DEVICE:
                 book.set_codecs(slot, known, entry.device_codec)

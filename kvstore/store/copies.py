@@ -29,20 +29,20 @@ def copy_slices(source: memoryview, out: memoryview, layers: int, slice_bytes: i
 
 
 def store_encoded(
-    namespace: Namespace, names: tuple[BlockKey, BlockKey], slices: memoryview, stored: memoryview
+    namespace: Namespace, names: tuple[BlockKey, BlockKey], codec: Codec, slices: memoryview, stored: memoryview
 ) -> bool:
-    """Make the INT8 stored block of ``names`` (key, parent) from raw slices at ``raw_slice_stride``.
+    """Make the stored block of ``names`` (key, parent) under ``codec`` from raw slices at ``raw_slice_stride``.
 
-    ``stored`` has the stored bytes of INT8. False if the block holds values that INT8 can not: nothing of use
+    ``stored`` has the stored bytes under it. False if the block holds values that the codec can not: nothing of use
     was written then, and the block has to stay RAW (``blockcopy.store_raw``).
     """
     layout = namespace.layout
     out = stored[layout.header_bytes :]
-    if not encode_block(slices, out, layout, namespace.spec.geometry):
+    if not encode_block(slices, out, layout, namespace.spec.geometry, codec):
         return False
-    size, stride, _ = layout.of_codec(Codec.INT8)
-    crcs = slice_crcs(out, layout.units_of(Codec.INT8), size, stride)
-    pack_header(header_of(namespace, names, Codec.INT8, crcs), stored)
+    size, stride, _ = layout.of_codec(codec)
+    crcs = slice_crcs(out, layout.units_of(codec), size, stride)
+    pack_header(header_of(namespace, names, codec, crcs), stored)
     return True
 
 
@@ -56,7 +56,7 @@ def store_from_device(  # noqa: PLR0913  one more than six, where a value of two
 ) -> Codec:
     """Make the stored block of ``names`` from the one at an offset of DEVICE, under ``wanted`` if that can hold it.
 
-    A source under ``source_codec`` INT8 is copied as it is; ``wanted`` is INT8 then.
+    A source that is coded already (``source_codec``) is copied as it is; ``wanted`` is the same then.
 
     Returns the codec used; TierError if the block has to stay raw and ``stored`` has no room for that.
     """

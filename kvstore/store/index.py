@@ -48,7 +48,7 @@ class BlockIndex:
         self.residency = array("B")
         """Tier bits of READY copies."""
         self.codec = array("B")
-        """Codecs of the copies below DEVICE and of the one there, made one number by ``namespaces.kind_of``."""
+        """Codecs of the copies below DEVICE and of the one there, made one number by ``Namespace.kind_of``."""
         self.depth = array("H")
         """Blocks before this one in its chain, at most 65,535."""
         self.children = array("i")

@@ -9,9 +9,10 @@ from itertools import islice
 from typing import Final
 
 from kvstore.cache import NearNamespace
-from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted, UnknownNamespace
+from kvstore.core.errors import InternalError, InvalidArgument, NamespaceMismatch, ResourceExhausted, UnknownNamespace
 from kvstore.core.namespace import PAGE_BYTES, BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import TIERS_MAX, Codec, NamespaceId, Tier
+from kvstore.kernels.codecs import row_of
 from kvstore.kernels.layout import align_up
 
 NAME_BYTES_MAX: Final = 256
@@ -41,21 +42,19 @@ class Namespace:
     blocks_by_tier: list[int] = field(default_factory=lambda: [0] * (TIERS_MAX + 1))
     saved_bytes: int = 0
     """Bytes that the codecs of its copies save, over all tiers."""
+    codec: Codec = Codec.RAW
+    """Codec of blocks below DEVICE, where the policy does not keep them raw: the spec's."""
     sizes: tuple[tuple[int, ...], ...] = ()
     """Bytes of one block by tier and ``kind_of`` its codecs; the entry of tier 0 is unused."""
 
     def __post_init__(self) -> None:
+        self.codec = Codec.of_word(self.spec.codec)
         self.layout, self.sizes = _shared(self.layout)
 
     @property
     def name(self) -> str:
         """The first name that it was given, or ""."""
         return self.names[0] if self.names else ""
-
-    @property
-    def codec(self) -> Codec:
-        """Codec of blocks below DEVICE, where the policy does not keep them raw."""
-        return Codec[self.spec.codec.upper()]
 
     def codec_at(self, depth: int) -> Codec:
         """Codec of a block with ``depth`` blocks before it: raw if it lies wholly in the first raw tokens."""
@@ -65,24 +64,30 @@ class Namespace:
 
     def device_codec_of(self, codec: Codec) -> Codec:
         """Codec on DEVICE, as the policy is now, of a block with this codec below."""
-        return codec if self.policy.device_codec == "int8" else Codec.RAW
+        return codec if self.policy.device_codec != "raw" else Codec.RAW
 
     def bytes_in(self, tier: Tier, codec: Codec, device_codec: Codec = Codec.RAW) -> int:
         """Bytes of one block in a tier."""
-        return self.sizes[tier][kind_of(codec, device_codec)]
+        return self.sizes[tier][self.kind_of(codec, device_codec)]
+
+    def kind_of(self, codec: Codec, device_codec: Codec) -> int:
+        """One number for the codec of a block below DEVICE and the one of its copy there.
+
+        Each is raw or the namespace's own: a bit. InternalError for any other, which would have no size here.
+        """
+        own = self.codec
+        if (codec is not Codec.RAW and codec is not own) or (device_codec is not Codec.RAW and device_codec is not own):
+            raise InternalError(f"codecs {int(codec)} and {int(device_codec)} in a namespace of {own.word}")
+        return (codec is not Codec.RAW) | (device_codec is not Codec.RAW) << 1
 
 
 @lru_cache(maxsize=4096)
 def _shared(layout: BlockLayout) -> tuple[BlockLayout, tuple[tuple[int, ...], ...]]:
     """A layout and its sizes by tier and kind, one object for all namespaces of that shape: tenants are many."""
+    # The layout is of one codec beside raw: whichever it is, its units have the same bytes.
     raw, coded = layout.device_bytes, align_up(layout.units_bytes(Codec.INT8), PAGE_BYTES)
     stored = (layout.raw_stored_bytes, layout.stored_bytes) * 2
     return layout, ((0,) * 4, (raw, raw, coded, coded), *[stored] * (TIERS_MAX - 1))
-
-
-def kind_of(codec: Codec, device_codec: Codec) -> int:
-    """One number for the codec of a block below DEVICE and the one of its copy there."""
-    return codec | device_codec << 1
 
 
 class NamespaceTable:
@@ -254,5 +259,5 @@ def _weight_of(spec: NamespaceSpec) -> int:
 
 def check_policy(spec: NamespaceSpec, policy: NamespacePolicy) -> None:
     """Refuse what does not fit the spec."""
-    if policy.device_codec not in ("raw", spec.codec):
+    if policy.device_codec not in ("raw", spec.codec) or not row_of(policy.device_codec).kernel:
         raise InvalidArgument("policy.device_codec", repr(policy.device_codec), f"raw, or the spec's {spec.codec}")

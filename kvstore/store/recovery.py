@@ -97,7 +97,8 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
     index, use = book.index, book.policies[tier].inserted
     slots, residency, place = index.slots(namespace.number), index.residency, index.place[tier]
     kids, number, bit = index.kids[tier], namespace.number, tier.bit
-    counts, fresh = [0, 0], 0
+    kinds, counts = {Codec.RAW: 0, namespace.codec: namespace.kind_of(namespace.codec, Codec.RAW)}, [0, 0]
+    fresh = 0
     for block in blocks:
         key, parent_key = block.key, block.parent
         parent = NONE if parent_key == ROOT_PARENT else slots.get(parent_key, UNKNOWN)
@@ -109,23 +110,23 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
         if slot == NONE:
             slot = index.add(key, parent, number, depth)
             namespace.slots += 1
-        elif residency[slot] & bit or (residency[slot] and block.codec != index.codec[slot]):
+        elif residency[slot] & bit or (residency[slot] and kinds[block.codec] != index.codec[slot]):
             # Two copies of one key: the later one goes, being the same bytes.
             book.dropped_handles.append((tier, block.handle, (namespace.namespace_id, key)))
             continue
         elif index.parent[slot] == UNKNOWN:
             index.adopt(slot, parent, depth)
-        codec = block.codec
-        index.codec[slot] = codec
-        counts[codec] += 1
+        kind = kinds[block.codec]
+        index.codec[slot] = kind
+        counts[kind] += 1
         place[slot] = block.handle
         fresh += not residency[slot]
         residency[slot] |= bit
         if index.parent[slot] >= 0:
             kids[index.parent[slot]] += 1
         use(slot)
-    for codec in Codec:
-        book.account(namespace, tier, codec, counts[codec])
+    for kind, count in enumerate(counts):
+        book.account(namespace, tier, kind, count)
     namespace.blocks += fresh
 
 

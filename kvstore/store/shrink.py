@@ -1,4 +1,4 @@
-"""Blocks under INT8 on DEVICE already, where the policy says so: encoded at commit, outside the lock."""
+"""Blocks under their codec on DEVICE already, where the policy says so: encoded at commit, outside the lock."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from kvstore.store.namespaces import Namespace
 
 
 def encode(movement: Movement, namespace: Namespace, place: int) -> memoryview | None:
-    """The units under INT8 of the raw block at an offset of DEVICE; None if it has to stay raw.
+    """The units under the namespace's codec of the raw block at an offset of DEVICE; None if it has to stay raw.
 
     That is counted where values are the reason; where raw is not larger, nothing is tried.
     """
-    device, layout = movement.device, namespace.layout
-    nbytes = layout.units_bytes(Codec.INT8)
-    if device is None or namespace.bytes_in(Tier.DEVICE, Codec.INT8, Codec.INT8) >= layout.device_bytes:
+    device, layout, codec = movement.device, namespace.layout, namespace.codec
+    nbytes = layout.units_bytes(codec)
+    if device is None or namespace.bytes_in(Tier.DEVICE, codec, codec) >= layout.device_bytes:
         return None
     scratch = memoryview(bytearray(layout.units_bytes(Codec.RAW)))
-    if device.encode(place, layout, namespace.spec, Codec.INT8, scratch) is Codec.INT8:
+    if device.encode(place, layout, namespace.spec, codec, scratch) is codec:
         return scratch[:nbytes]
     with movement.state.locked() as book:
         book.counters.count("device_blocks_kept_raw")
@@ -34,7 +34,7 @@ def replace(movement: Movement, namespace: Namespace, copy: Copy, coded: memoryv
     state, device = movement.state, movement.device
     if device is None:
         raise InternalError("a block on DEVICE is encoded without a DEVICE tier")
-    nbytes = namespace.bytes_in(Tier.DEVICE, Codec.INT8, Codec.INT8)
+    nbytes = namespace.bytes_in(Tier.DEVICE, namespace.codec, namespace.codec)
     with state.locked() as book:
         device.free(copy.place, copy.nbytes)
         place = device.allocate(nbytes)

@@ -50,6 +50,7 @@ class World:
         write: WritePolicy = WritePolicy.THROUGH,
         config: StoreConfig | None = None,
         buffer_bytes: int = 1 << 20,
+        spec: NamespaceSpec = SPEC,
     ) -> None:
         self.clock = ManualClock()
         self.disk = disk
@@ -65,9 +66,9 @@ class World:
             clock=self.clock,
         )
         self.cache = self.store.open_session("world", buffer_bytes=buffer_bytes)
-        opened = self.cache.open_namespace(SPEC, policy=NamespacePolicy(write=write))
+        opened = self.cache.open_namespace(spec, policy=NamespacePolicy(write=write))
         self.namespace_id = opened.namespace_id
-        self.layout = opened.layout
+        self.layout, self.tokens = opened.layout, spec.block_tokens
 
     def session(self, name: str, *, buffer_bytes: int = 0) -> Session:
         """One session more, which has opened the namespace, too."""
@@ -87,7 +88,7 @@ class World:
 
     def chain(self, seed: int, blocks: int) -> list[BlockKey]:
         """Keys of a chain that begins with the token ``seed``."""
-        return chain_keys(self.namespace_id, [seed] + [7] * (blocks * 8 - 1), 8)
+        return chain_keys(self.namespace_id, [seed] + [7] * (blocks * self.tokens - 1), self.tokens)
 
     def write(self, memory: memoryview, place: Place, key: BlockKey) -> None:
         """Write the block's slices."""

@@ -28,17 +28,17 @@ class MemfdDeviceArena(MemfdArena):
     def encode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, out: memoryview) -> Codec:
         """See ``base.DeviceArena.encode``."""
         raw = self.view(offset, layout.units_bytes(Codec.RAW))
-        if codec is Codec.INT8 and encode_block(raw, out, layout, spec.geometry):
-            return Codec.INT8
-        # RAW was asked for, or the block holds NaN, Inf or values beyond fp16, which INT8 can not.
+        if codec is not Codec.RAW and encode_block(raw, out, layout, spec.geometry, codec):
+            return codec
+        # RAW was asked for, or the block holds values (NaN, Inf) that the codec can not.
         copy_bytes(raw, out)
         return Codec.RAW
 
     def decode(self, offset: int, layout: BlockLayout, spec: NamespaceSpec, codec: Codec, source: memoryview) -> None:
         """See ``base.DeviceArena.decode``."""
         raw = self.view(offset, layout.units_bytes(Codec.RAW))
-        if codec is Codec.INT8:
-            decode_block(source, raw, layout, spec.geometry)
+        if codec is not Codec.RAW:
+            decode_block(source, raw, layout, spec.geometry, codec)
         else:
             copy_bytes(source[: len(raw)], raw)
 

@@ -142,8 +142,8 @@ class CudaDeviceArena:
         with self._lock:
             staged = self._staged(nbytes)
             self._copy(staged, self._address + offset, _DEVICE_TO_HOST)
-            if codec is Codec.INT8 and encode_block(staged, out, layout, spec.geometry):
-                return Codec.INT8
+            if codec is not Codec.RAW and encode_block(staged, out, layout, spec.geometry, codec):
+                return codec
             if len(out) < nbytes:
                 raise TierError(f"{nbytes} bytes do not fit into {len(out)}")
             out[:nbytes] = staged
@@ -154,8 +154,8 @@ class CudaDeviceArena:
         nbytes = layout.units_bytes(Codec.RAW)
         with self._lock:
             staged = self._staged(nbytes)
-            if codec is Codec.INT8:
-                decode_block(source, staged, layout, spec.geometry)
+            if codec is not Codec.RAW:
+                decode_block(source, staged, layout, spec.geometry, codec)
             else:
                 staged[:] = source[:nbytes]
             self._copy(staged, self._address + offset, _HOST_TO_DEVICE)

@@ -36,6 +36,7 @@ from crc32c import crc32c
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.namespace import HEADER_FIXED_BYTES, BlockLayout
 from kvstore.core.types import BlockKey, Codec, NamespaceId
+from kvstore.kernels import codecs
 
 MAGIC: Final = b"KVBLOCK1"
 VERSION: Final = 1
@@ -107,12 +108,10 @@ def unpack_header(data: memoryview) -> BlockHeader:
     crcs = bytes(data[HEADER_FIXED_BYTES:end])
     if crc32c(crcs, crc32c(data[:_CRC_OFFSET])) != stored_crc:
         raise CorruptBlock("the header's checksum differs", field="crc")
-    try:
-        known = Codec(codec)
-    except ValueError as error:
-        raise CorruptBlock(f"codec is {codec}; expected one of {[int(c) for c in Codec]}", field="codec") from error
+    if not codecs.known(codec):
+        raise CorruptBlock(f"codec is {codec}; expected one of {', '.join(codecs.words())}", field="codec")
     return BlockHeader(
-        known, layers, slice_bytes, slice_stride, header_bytes, tokens,
+        Codec(codec), layers, slice_bytes, slice_stride, header_bytes, tokens,
         NamespaceId(namespace), BlockKey(key), BlockKey(parent), struct.unpack(f"<{layers}I", crcs),
     )  # fmt: skip
 

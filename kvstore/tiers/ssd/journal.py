@@ -36,6 +36,7 @@ from crc32c import crc32c
 
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import KEY_BYTES, BlockKey, Codec, NamespaceId
+from kvstore.kernels import codecs
 from kvstore.kernels.layout import align_up
 from kvstore.tiers.ssd.format import CODING_LZ4, CODING_PLAIN, VERSION, refuse_version
 
@@ -56,7 +57,6 @@ _TYPE_EXTENT: Final = 1
 _TYPE_DROP: Final = 2
 _TYPE_MOVE: Final = 3
 _DROPS_MAX: Final = 4096
-_CODECS: Final = frozenset(int(codec) for codec in Codec)
 
 
 def journal_name(generation: int) -> str:
@@ -214,7 +214,7 @@ def _extent(body: memoryview, count: int) -> ExtentRecord:
         (pages,) = _PAGES.unpack_from(rest)
         rest = rest[_PAGES.size :]
     known = pages > 0 if coding == CODING_LZ4 else coding == CODING_PLAIN
-    if codec not in _CODECS or not known or len(rest) != count * KEY_BYTES:
+    if not codecs.known(codec) or not known or len(rest) != count * KEY_BYTES:
         raise CorruptBlock(f"an extent of codec {codec}, coding {coding}, {pages} pages", field="codec")
     return ExtentRecord(
         number, segment, offset, age, Codec(codec), NamespaceId(namespace_id), BlockKey(parent), bytes(rest), pages
