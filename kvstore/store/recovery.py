@@ -100,6 +100,11 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
     kinds, counts = {Codec.RAW: 0, namespace.codec: namespace.kind_of(namespace.codec, Codec.RAW)}, [0, 0]
     fresh = 0
     for block in blocks:
+        kind = kinds.get(block.codec, NONE)
+        if kind == NONE:
+            # Under a codec that its namespace does not have, it would be of another size than it is.
+            book.dropped_handles.append((tier, block.handle, (namespace.namespace_id, block.key)))
+            continue
         key, parent_key = block.key, block.parent
         parent = NONE if parent_key == ROOT_PARENT else slots.get(parent_key, UNKNOWN)
         if parent == UNKNOWN:
@@ -110,13 +115,12 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
         if slot == NONE:
             slot = index.add(key, parent, number, depth)
             namespace.slots += 1
-        elif residency[slot] & bit or (residency[slot] and kinds[block.codec] != index.codec[slot]):
+        elif residency[slot] & bit or (residency[slot] and kind != index.codec[slot]):
             # Two copies of one key: the later one goes, being the same bytes.
             book.dropped_handles.append((tier, block.handle, (namespace.namespace_id, key)))
             continue
         elif index.parent[slot] == UNKNOWN:
             index.adopt(slot, parent, depth)
-        kind = kinds[block.codec]
         index.codec[slot] = kind
         counts[kind] += 1
         place[slot] = block.handle

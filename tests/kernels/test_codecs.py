@@ -6,10 +6,13 @@ import pytest
 
 from kvstore.core.errors import InternalError, TierError
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
-from kvstore.core.types import Codec
+from kvstore.core.types import Codec, Tier
 from kvstore.kernels import codecs
 from kvstore.kernels.codecs import CodecRow
 from kvstore.store.namespaces import Namespace
+from kvstore.testing.invariants import violations
+from kvstore.testing.memory_disk import MemoryDisk
+from kvstore.testing.world import World
 from kvstore.tiers.coding import encode_block
 
 SPEC = NamespaceSpec(model="m", dtype="float16", layers=2, kv_heads=1, head_dim=8, block_tokens=8, codec="int8")
@@ -40,3 +43,20 @@ def test_an_unknown_codec_has_no_size():
             namespace.kind_of(*pair)
     with pytest.raises(TierError, match="raw"):
         encode_block(memoryview(b""), memoryview(bytearray()), layout, SPEC.geometry, Codec.RAW)
+
+
+def test_a_block_of_a_codec_that_its_namespace_has_not_is_dropped_at_start():
+    disk = MemoryDisk()
+    world = World(disk=disk)
+    key, other = world.chain(1, 1)[0], world.chain(2, 1)[0]
+    world.put([key])
+    world.put([other])
+    world.run()
+    world.close()
+    for block in disk._blocks.values():
+        block.codec = Codec.INT8 if block.key == key else block.codec
+    again = World(disk=disk)
+    assert again.residency([key]) == ()
+    assert again.residency([other]) == (Tier.SSD.bit,)
+    assert violations(again.store) == []
+    again.close()
