@@ -80,6 +80,13 @@ class Fuzzer:
         self.grpc.close()
 
 
+def turns(ground: Ground) -> None:
+    """Say how long the daemon's event loop was held: on a busy machine that counts what others took, too."""
+    counters = ground.daemon.status().counters
+    held = [f"{name} {counters[name]}" for name in sorted(counters) if name.startswith("loop_turn")]
+    print("the event loop: " + ", ".join(held), flush=True)
+
+
 def unpin(ground: Ground) -> None:
     """What a right Pin pinned stays by design, whoever leaves: take it back by its names."""
     port = ground.daemon.connect()
@@ -121,6 +128,7 @@ def fuzz(messages: int, seed: int, save: Path, folder: Path) -> tuple[Findings, 
             fuzzer.close()
             client.close()
         unpin(ground)
+        turns(ground)
         settle(ground, base, f"{messages} messages")
         stalls = ground.daemon.log.read_text(errors="replace").count("the event loop has not turned")
         if stalls:
