@@ -35,6 +35,8 @@ from kvstore.store.store import Store
 log = logging.getLogger("kvstored")
 
 EXPIRY_PERIOD_S: Final = 0.5
+GRPC_GRACE_S: Final = 2.0
+"""How long calls over gRPC may go on after SIGTERM; never longer than ``drain_timeout_s``."""
 
 
 class Daemon:
@@ -139,7 +141,7 @@ class Daemon:
             self._on_ready()
 
     async def _take_down(self, store: Store, server: SessionServer, grpc_server: GrpcServer) -> None:
-        await grpc_server.stop()
+        await grpc_server.stop(min(GRPC_GRACE_S, self._config.drain_timeout_s))
         await server.stop()
         self._sessions_server = None
         timeout_ms = self._config.drain_timeout_s * 1000

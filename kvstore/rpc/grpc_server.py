@@ -65,7 +65,6 @@ STREAM_IDLE_S: Final = 60.0
 """How long a stream waits for its caller to read or to send the next message."""
 
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
-_STOP_GRACE_S: Final = 2.0
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -133,14 +132,14 @@ class GrpcServer:
         if self._listen:
             self.port = _add_port(server, self._listen)
 
-    async def stop(self) -> None:
-        """Tell health checkers, let calls under way end, remove the socket file. Idempotent."""
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Tell health checkers, let calls under way end for ``grace_s``, remove the socket file. Idempotent."""
         if self._server is None:
             return
         server, self._server = self._server, None
         await self._health.enter_graceful_shutdown()
         self._streams.stop()
-        await server.stop(_STOP_GRACE_S)
+        await server.stop(grace_s)
         if self._socket is not None:
             remove_socket(self._socket)
 

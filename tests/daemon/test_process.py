@@ -139,3 +139,17 @@ def test_sigterm_writes_what_is_in_memory_and_leaves_nothing(tmp_path):
     process.start()
     assert process.stop() == 0
     assert os.listdir(tmp_path) == ["ssd"]
+
+
+def test_sigterm_waits_for_no_operator(tmp_path):
+    """A verify at one byte a second, whose caller still waits for it, would else take days."""
+    process = DaemonProcess(tmp_path, "--no-grpc", "--drain-timeout-s=1")
+    process.start()
+    with Client(process.socket, ClientOptions(buffer_bytes=1 << 20)) as client:
+        opened = client.open_namespace(small_spec())
+        keys, _ = chain(opened.namespace_id, 4)
+        client.put(opened.namespace_id, blocks_of(opened.layout, keys))
+        slow = admin_pb2.VerifyRequest(bytes_per_second=1).SerializeToString()
+        client.connection()[0].send("kvstore.v1.Admin/Verify", slow, 60.0)
+        assert client.grant_lease("answered after the verify had begun", 1000)
+        assert process.stop() == 0
