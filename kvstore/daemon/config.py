@@ -76,6 +76,11 @@ class Config(BaseModel):
         "auto: cuda if there is an NVIDIA device node and torch.cuda.is_available(), else shared.",
     )
     device_index: int = Field(0, ge=0, le=255, description="Which CUDA device holds the DEVICE arena, as torch counts.")
+    device_uids: tuple[int, ...] = Field(
+        (),
+        description="Users that may map DEVICE where it is on a GPU, beside root and the daemon's own: each of them "
+        "can write all of it (see security.md). Others get no DEVICE. Shared memory is read-only to everybody.",
+    )
     host: Size = Field(256 << 20, description="Size of the HOST arena.")
     ssd: Size = Field(0, description="Most bytes on disk, metadata included; 0 for no SSD tier.")
     ssd_dir: Path | None = Field(None, description="Directory of the SSD tier; made if it is missing.")

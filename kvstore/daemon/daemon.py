@@ -90,7 +90,9 @@ class Daemon:
         sessions = Sessions(store, self._clock)
         dispatcher = Dispatcher(Services(store, sessions, __version__, os.getpid(), looked_at=self._turns.counters))
         admins = frozenset({0, os.getuid(), *config.admin_uids})
-        server = SessionServer(dispatcher, tiers.exports(), SocketOptions(config.socket, config.socket_mode, admins))
+        trusted = frozenset({0, os.getuid(), *config.device_uids})
+        options = SocketOptions(config.socket, config.socket_mode, admins, trusted)
+        server = SessionServer(dispatcher, tiers.exports(), options)
         grpc_server = GrpcServer(
             dispatcher,
             socket=config.grpc_socket if config.grpc else None,

@@ -53,11 +53,13 @@ _HELLO_BYTES_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class SocketOptions:
-    """Where the socket is, who may connect, and whose calls have admin rights."""
+    """Where the socket is, who may connect, whose calls have admin rights, and who may map memory that is writable to
+    all who map it (DEVICE on a GPU)."""
 
     path: Path
     mode: int = 0o600
     admin_uids: frozenset[int] = field(default_factory=lambda: frozenset({0, os.getuid()}))
+    device_uids: frozenset[int] = field(default_factory=lambda: frozenset({0, os.getuid()}))
 
 
 class SessionServer:
@@ -151,7 +153,10 @@ class SessionServer:
 
     def _shared(self, hello: session_pb2.Hello, session: Session) -> list[ArenaExport]:
         """The arenas for one session: those of the node that it asked for, and its buffer."""
-        shared = [e for e in self._exports if e.area is not Area.DEVICE or hello.device]
+        trusted = session.uid in self._options.device_uids
+        shared = [
+            e for e in self._exports if e.area is not Area.DEVICE or (hello.device and (trusted or not e.writable))
+        ]
         if session.buffer_fd >= 0:
             # The versions of a buffer's pages lie behind its bytes, as in every memfd arena.
             behind = session.buffer_bytes

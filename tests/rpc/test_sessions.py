@@ -21,11 +21,12 @@ from kvstore.core.errors import (
     Unavailable,
     UnknownLease,
 )
-from kvstore.core.types import SessionId
+from kvstore.core.types import Area, SessionId
+from kvstore.rpc.arenas import ArenaExport
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import BoundedPool, check_rights
 from kvstore.rpc.listener import SocketLock, bind_unix, check_socket_path
-from kvstore.rpc.session_server import CALLS_MAX, _Connection
+from kvstore.rpc.session_server import CALLS_MAX, SessionServer, SocketOptions, _Connection
 from kvstore.rpc.table import METHODS
 from kvstore.v1 import admin_pb2, leases_pb2, session_pb2
 from kvstore.wire.errors import from_detail
@@ -307,3 +308,14 @@ def test_a_client_that_is_gone_before_its_welcome_leaves_no_session(config, daem
     with Client(config.socket, ClientOptions(strict=True, buffer_bytes=0)) as later:
         assert later.grant_lease("after them", 1000)
     until(lambda: sessions() == before)
+
+
+def test_memory_that_all_can_write_goes_to_trusted_users_only(tmp_path):
+    """DEVICE on a GPU has no read-only form."""
+    options = SocketOptions(tmp_path / "s", device_uids=frozenset({0, 7}))
+    on_gpu = ArenaExport(Area.DEVICE, 1 << 20, -1, writable=True, kind="cuda-ipc")
+    in_memory = ArenaExport(Area.DEVICE, 1 << 20, 99, writable=False)
+    hello = session_pb2.Hello(device=True)
+    for export, uid, given in ((on_gpu, 7, 1), (on_gpu, 8, 0), (in_memory, 8, 1)):
+        server = SessionServer(None, [export], options)
+        assert len(server._shared(hello, SimpleNamespace(uid=uid, buffer_fd=-1))) == given
