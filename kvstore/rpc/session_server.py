@@ -7,6 +7,7 @@ reason, leases, reservations and buffer of that session are gone before the loop
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -49,6 +50,8 @@ GREETINGS_MAX: Final = 256
 """Connections that may be without a session at one time; one more, and the oldest is closed."""
 
 _HELLO_BYTES_MAX: Final = 4096
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC})
+"""What the kernel says where it has no descriptors or no memory for one session more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,8 @@ class SessionServer:
             if session is not None:
                 sessions.close(session.session_id)
                 session.close()
+            if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+                error = ResourceExhausted(f"no session can be opened now: {error}", field="sessions")
             if isinstance(error, KVStoreError):
                 _send_small(connection, _error_frame(0, error), ())
             connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -28,6 +29,7 @@ from kvstore.rpc.dispatch import BoundedPool, check_rights
 from kvstore.rpc.listener import SocketLock, bind_unix, check_socket_path
 from kvstore.rpc.session_server import CALLS_MAX, SessionServer, SocketOptions, _Connection
 from kvstore.rpc.table import METHODS
+from kvstore.store import buffers
 from kvstore.v1 import admin_pb2, leases_pb2, session_pb2
 from kvstore.wire.errors import from_detail
 from kvstore.wire.framing import PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
@@ -127,6 +129,16 @@ def test_a_buffer_out_of_bounds_is_refused_at_once(config, daemon, nbytes):
     with pytest.raises(InvalidArgument) as caught:
         Client(config.socket, ClientOptions(strict=True, buffer_bytes=nbytes))
     assert caught.value.field == "buffer_bytes"
+
+
+def test_a_session_without_a_descriptor_left_is_refused_by_name(config, daemon, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(buffers, "_Counted", fails)
+    with pytest.raises(ResourceExhausted) as caught:
+        Client(config.socket, ClientOptions(strict=True, buffer_bytes=4096))
+    assert "Too many open files" in str(caught.value)
 
 
 def test_a_pool_refuses_beyond_its_bound():
