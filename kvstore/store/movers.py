@@ -188,8 +188,8 @@ class Movers:
             self._movement.look_at(tier)
         with self._state.locked():
             self._movement.forget_lost()
-            self._tenancy.expire_leases()
             self._expire_jobs()
+        self._tenancy.expire_all()
         self.recency.tick()
 
     def _expire_jobs(self) -> None:

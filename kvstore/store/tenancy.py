@@ -16,6 +16,9 @@ from kvstore.store.owners import Lease, Owner, Reservation, Who
 from kvstore.store.state import State
 from kvstore.tiers.base import Arena
 
+SECTION_THINGS = 512
+"""Leases, pins, holds, ranges and reservations given back in one locked section (a lease is ended in one)."""
+
 MakeBuffer = Callable[[int], Arena]
 
 # Plain numbers: sums with an enum cost more than the rest of a release.
@@ -66,21 +69,33 @@ class Tenancy:
     def close_session(self, owner: Owner) -> None:
         """See ``Store.close_session``."""
         state = self._state
-        with state.locked() as book:
+        with state.locked():
             if owner.ended:
                 return
             state.owners.take_session(owner)
             owner.ended = True
-            for lease_id in tuple(owner.leases):
-                self.end_lease(state.owners.leases[lease_id])
-            self.give_back_reservations(tuple(owner.reservations))
+            # Its buffer stays until all that lies in it was given back.
+            owner.buffer_io += 1
+        while owner.leases or owner.reservations:
+            with state.locked():
+                self._end_some(owner)
+        with state.locked() as book:
             for job_id in tuple(owner.jobs):
                 job = state.owners.jobs[job_id]
                 state.owners.take_job(job)
                 job.cancel()
                 job.done.set()
             book.counters.count("sessions_ended")
-            self._let_go_if_idle(owner)
+            self.buffer_io_end(owner)
+
+    def _end_some(self, owner: Owner) -> None:
+        """Give back as many of an ended session's rights as one locked section may. Called with the lock held."""
+        things = 0
+        for lease_id in tuple(owner.leases):
+            things += 1 + self.end_lease(self._state.owners.leases[lease_id])
+            if things >= SECTION_THINGS:
+                return
+        self.give_back_reservations(tuple(owner.reservations)[: SECTION_THINGS - things])
 
     def close_all(self) -> None:
         """End every session."""
@@ -210,11 +225,22 @@ class Tenancy:
             self.expire_leases()
         return owners.lease(owner, lease_id, now)
 
-    def expire_leases(self) -> None:
-        """End the leases whose time has run out. Called with the lock held."""
+    def expire_leases(self) -> bool:
+        """End leases whose time has run out, as many as one locked section may; True if none is left. Lock held."""
+        things = 0
         for lease in self._state.owners.expired(self._state.clock.now()):
-            self.end_lease(lease)
+            things += 1 + self.end_lease(lease)
             self._state.book.counters.count("leases_expired")
+            if things >= SECTION_THINGS:
+                return False
+        return True
+
+    def expire_all(self) -> None:
+        """End all leases whose time has run out, in sections that others can come between."""
+        while True:
+            with self._state.locked():
+                if self.expire_leases():
+                    return
 
     def end_lease(self, lease: Lease) -> int:
         """Free everything that the lease holds; returns how many things. Called with the lock held."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
 from kvstore.core.errors import ResourceExhausted
@@ -126,3 +128,33 @@ def test_a_verify_with_a_rate_ends_while_it_waits(world):
         return len(asked) == 4
 
     assert world.store.verify(bytes_per_second=1, stop=stop).blocks == 1
+
+
+@pytest.mark.parametrize("how", ["expiry", "close"])
+def test_many_rights_end_in_sections_that_others_can_come_between(world, monkeypatch, how):
+    session = world.store.open_session("many", buffer_bytes=1 << 16)
+    session.open_namespace(SPEC)
+    for _ in range(2000):
+        session.grant_lease("short", 1000)
+    for _ in range(8):
+        session.reserve(world.namespace_id, Tier.HOST, count=2)
+    state, sections, locked = world.store._state, [], world.store._state.locked
+
+    @contextmanager
+    def counted():
+        with locked() as book:
+            before = len(state.owners.leases)
+            yield book
+            sections.append(before - len(state.owners.leases))
+
+    monkeypatch.setattr(state, "locked", counted)
+    if how == "close":
+        session.close()
+    else:
+        world.clock.advance(2)
+        world.store.tick()
+    assert len(state.owners.leases) == 0
+    assert max(sections) <= 512
+    session.close()
+    assert rights(world) == {}
+    assert violations(world.store) == []
