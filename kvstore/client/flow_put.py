@@ -167,21 +167,17 @@ class _Put:
             return
         link, sent, operation, _, reserved = self._sent
         late, flows = self._late(), self._flows
+        # From here on Wait answers for the places: what it does not bring here comes to ``late``, once.
+        places, self._sent = self._sent[3], None
         try:
             reply = yield Wait(link, sent, operation.method, flows.options.timeout_s, late)
             committed = operation.parse(operation.reply.FromString(reply), link.generation)
         except KVStoreError as error:
             # The places stay out until the reply comes, if it does: the daemon may still copy from them.
-            self._sent = None
             self.results.append(part_result(reserved, flows.fall_back(operation.method, error, operation.fallback)))
             return
-        self._settle(committed)
+        flows.puts.settle(self._namespace_id, places, committed, self._keep)
         self.results.append(part_result(reserved, committed))
-
-    def _settle(self, committed: CommitResult) -> None:
-        if self._sent is not None:
-            places, self._sent = self._sent[3], None
-            self._flows.puts.settle(self._namespace_id, places, committed, self._keep)
 
     def _late(self) -> Late:
         """What takes the places back when the commit's reply comes after its caller has gone."""

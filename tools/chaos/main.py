@@ -77,7 +77,7 @@ def round_of(number: int, seed: int, names: list[str], findings: Findings) -> No
                     for process, fate in zip(beside, fates, strict=True):
                         disturb(ground, process, fate)
                 settle(ground, base, name)
-            except (KVStoreError, OSError) as error:
+            except (KVStoreError, OSError, LookupError, RuntimeError, ValueError) as error:
                 findings.add(f"failure: {name}", f"{type(error).__name__}: {error}".splitlines()[0])
 
 
