@@ -79,6 +79,9 @@ class TextStream:
 
     ``add`` returns what became certain; ``finish`` the rest. Once a stop string was seen ``stopped`` is True and the
     text ends before it.
+
+    Own code, though tokenizers has a ``DecodeStream``: that one can only step, so that characters which the last token
+    cut in the middle would be lost.
     """
 
     def __init__(self, codec: TextCodec, stop: Sequence[str] = ()) -> None:
