@@ -42,7 +42,6 @@ def test_token_ids_that_are_no_integers_make_no_keys():
         chain_keys(Tenant.of(1).id, [1.5] * 4, 4)
 
 
-@pytest.mark.xfail(reason="clients ask for 60 s whatever the daemon grants")
 def test_a_short_bound_on_leases_is_no_error_of_every_get(daemon, flags, connect):
     flags["lease-ttl-max-s"] = "30"
     daemon.start()

@@ -13,7 +13,6 @@ from kvstore.core.types import Outcome
 from kvstore.tools.chaos.ground import Tenant, chain
 
 
-@pytest.mark.xfail(reason="room is made before it is known that nothing can be written")
 def test_below_the_floor_no_good_block_is_dropped_for_one_that_can_not_be_written(daemon, flags, connect, tmp_path):
     daemon.start()
     tenant = Tenant.of(1, 2)
@@ -49,7 +48,6 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(mounted)], check=True)
 
 
-@pytest.mark.xfail(reason="a start needs room on the disk")
 def test_a_daemon_starts_on_a_full_disk(daemon, flags, connect, small_disk):
     flags["ssd-dir"] = str(small_disk / "ssd")
     tenant = Tenant.of(1, 2)
