@@ -18,7 +18,7 @@ from kvstore.client.aio_connection import AsyncSessionConnection
 from kvstore.client.copying import copy_all
 from kvstore.client.flows import Flows
 from kvstore.client.handshake import Hello
-from kvstore.client.operations import Operation, Operations
+from kvstore.client.operations import Operation
 from kvstore.client.options import ClientOptions, Control
 from kvstore.client.options import Target as Address
 from kvstore.client.payloads import Views
@@ -44,7 +44,11 @@ class AsyncClient(AsyncCalls):
 
     def __init__(self, target: str | Path, options: ClientOptions | None = None, *, clock: Clock | None = None) -> None:
         self._address = Address.parse(target)
+        self.remote = bool(self._address.address)
+        """Whether bytes go over the network: then only put and get carry them."""
         self.flows = Flows(self._address.text, options or ClientOptions(), clock or MonotonicClock())
+        self.operations = self.flows.operations
+        """Makes the operations that ``run`` and ``post`` take."""
         self._connecting = asyncio.Lock()
         self._closing: list[Any] = []
         _CLIENTS.add(self)
@@ -53,11 +57,6 @@ class AsyncClient(AsyncCalls):
     def options(self) -> ClientOptions:
         """The settings that it was made with."""
         return self.flows.options
-
-    @property
-    def operations(self) -> Operations:  # type: ignore[override]
-        """Makes the operations that ``run`` and ``post`` take."""
-        return self.flows.operations
 
     @property
     def state(self) -> ClientState:
@@ -73,11 +72,6 @@ class AsyncClient(AsyncCalls):
     def connected(self) -> bool:
         """Whether the last call left a living connection; a call may still find it gone."""
         return self.flows.link is not None and not self.flows.link.closed
-
-    @property
-    def remote(self) -> bool:  # type: ignore[override]
-        """Whether bytes go over the network: then only put and get carry them."""
-        return bool(self._address.address)
 
     def failures(self) -> dict[str, int]:
         """Failures that were answered as misses, by "Method:REASON"."""

@@ -98,7 +98,7 @@ class Operations:
             "kvstore.v1.Cache/Match",
             lambda: cache_pb2.MatchRequest(namespace_id=namespace_id, keys=b"".join(keys)),
             cache_pb2.MatchResponse,
-            lambda r, _: MatchResult(r.matched, tuple(r.residency), convert.REASONS[r.reason], convert.near_of(r.near)),
+            lambda r, _: MatchResult(r.matched, tuple(r.residency), convert.REASONS[r.reason], convert.near_of(r.near) if r.near else ()),
             lambda: MatchResult(0, (), Reason.TIER_UNAVAILABLE),
             pure=True,
         )
@@ -329,12 +329,13 @@ class Operations:
 def fetch_result(reply: cache_pb2.FetchResponse, generation: int) -> FetchResult:
     """Result of a reply or of a JobDone."""
     outcomes = convert.outcomes_of(reply.outcomes)
+    job = reply.job_id
     return FetchResult(
         outcomes,
         convert.reasons_of(reply.reasons),
         convert.places_of(reply.places, len(outcomes)),
-        JobId(outward(reply.job_id, generation)),
-        convert.busy_of(reply),
+        JobId(outward(job, generation) if job else 0),
+        convert.busy_of(reply) if reply.HasField("busy") else None,
     )
 
 

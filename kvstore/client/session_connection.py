@@ -12,6 +12,7 @@ import contextlib
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,12 +21,14 @@ from typing import Final
 
 from kvstore.client.handshake import Hello, open_session
 from kvstore.client.steps import Late
-from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
+from kvstore.core.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable
 from kvstore.v1 import session_pb2
 from kvstore.wire.errors import from_detail
-from kvstore.wire.framing import Frame, FrameDecoder, FrameKind, pack_frame
+from kvstore.wire.framing import FRAME_BYTES_MAX, HEADER, HEADER_BYTES, LENGTH_BYTES, Frame, FrameDecoder, FrameKind
 
 _RECEIVE_BYTES: Final = 262144
+_REQUEST: Final = int(FrameKind.REQUEST)
+_REPLY: Final = int(FrameKind.REPLY)
 CALLS_MAX: Final = 60
 """Calls that a session has under way at one time; the daemon refuses more than 64."""
 
@@ -56,7 +59,12 @@ class SessionConnection:
         self._reads = select.poll()
         self._reads.register(self._socket, select.POLLIN)
         self._decoder = FrameDecoder()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._following = 0
+        """Threads that wait for what the leader finds."""
+        self.closed = False
+        """See ``steps.Link``."""
         self._sending = threading.Lock()
         self._calls: dict[int, _Call] = {}
         self._late: dict[int, Late] = {}
@@ -71,25 +79,85 @@ class SessionConnection:
         self._poller.register(self._socket, select.EPOLLIN)
         self._poller.register(self._bell, select.EPOLLIN)
 
-    @property
-    def closed(self) -> bool:
-        """See ``Connection``."""
-        return bool(self._closed)
-
     def call(self, method: str, payload: bytes, timeout_s: float, late: Late | None = None) -> bytes:
-        """Send a request and wait for its reply; one that comes later than ``timeout_s`` goes to ``late``."""
-        return self.wait(self.send(method, payload, timeout_s), method, timeout_s, late)
+        """Send a request and wait for its reply; one that comes later than ``timeout_s`` goes to ``late``.
+
+        Nearly always nobody else reads the socket, and the next frame is the reply: then nothing is looked up, and
+        no other function of ours is called but for sending. In any other case this is ``send`` and ``wait``.
+        """
+        with self._lock:
+            alone = not (self._leading or self._closed or self._decoder.held or len(self._calls) >= CALLS_MAX)
+            if alone:
+                self._leading = True
+                call_id = self._next_id
+                self._next_id = call_id + 1
+                self._calls[call_id] = _Call()
+        if not alone:
+            return self.wait(self.send(method, payload, timeout_s), method, timeout_s, late)
+        deadline = time.monotonic() + timeout_s
+        reply: bytes | None = None
+        try:
+            self._request(call_id, method, payload, deadline)
+            if self._reads.poll(timeout_s * 1000):
+                # Errors and ends of the socket are found again by the slow way.
+                data = self._socket.recv(_RECEIVE_BYTES)
+                if len(data) >= HEADER_BYTES:
+                    length, answered, kind, _, _ = HEADER.unpack_from(data)
+                    if answered == call_id and kind == _REPLY and length == len(data) - LENGTH_BYTES:
+                        reply = data[HEADER_BYTES:]
+                if reply is None:
+                    with self._lock:
+                        self._take_in(data)
+        except OSError as error:
+            raise self._end(f"the connection to the daemon broke: {error}") from error
+        finally:
+            with self._lock:
+                self._leading = False
+                if reply is not None:
+                    del self._calls[call_id]
+                elif call_id in self._calls and sys.exc_info()[0] is not None:
+                    self.forget(call_id, late)
+                if self._following:
+                    self._changed.notify_all()
+        if reply is not None:
+            return reply
+        if self._due:
+            self._hand_over()
+        return self.wait(call_id, method, deadline - time.monotonic(), late)
 
     def post(self, method: str, payload: bytes) -> None:
         """Send a request whose reply nobody needs."""
-        self.forget(self.send(method, payload, POST_SECONDS_MAX, bounded=False))
+        with self._lock:
+            if self._closed:
+                raise Unavailable(self._closed)
+            call_id = self._next_id
+            self._next_id = call_id + 1
+        self._request(call_id, method, payload, time.monotonic() + POST_SECONDS_MAX)
 
-    def send(self, method: str, payload: bytes, timeout_s: float, *, bounded: bool = True) -> int:
+    def _request(self, call_id: int, method: str, payload: bytes, deadline: float) -> None:
+        """Send one request, whole."""
+        name = method.encode("ascii")
+        length = HEADER_BYTES - LENGTH_BYTES + len(name) + len(payload)
+        if length > FRAME_BYTES_MAX:
+            most = f"at most {FRAME_BYTES_MAX} bytes; send fewer keys a call"
+            raise InvalidArgument("message", f"{length} bytes", most)
+        frame = HEADER.pack(length, call_id, _REQUEST, 0, len(name)) + name + payload
+        with self._sending:
+            try:
+                sent = self._socket.send(frame)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                raise self._end(f"the connection to the daemon broke: {error}") from error
+            if sent < len(frame):
+                self._send_all(frame[sent:], deadline)
+
+    def send(self, method: str, payload: bytes, timeout_s: float) -> int:
         """Send a request and return its call id; every one sent must be waited for or forgotten.
 
-        With ``bounded`` it waits for its turn where the daemon takes no more calls of one session at a time.
+        It waits for its turn where the daemon takes no more calls of one session at a time.
         """
-        if bounded and len(self._calls) >= CALLS_MAX:
+        if len(self._calls) >= CALLS_MAX:
             self.wait_until(lambda: len(self._calls) < CALLS_MAX, timeout_s)
         with self._changed:
             if self._closed:
@@ -98,9 +166,7 @@ class SessionConnection:
             self._next_id += 1
             self._calls[call_id] = _Call()
         try:
-            frame = pack_frame(call_id, FrameKind.REQUEST, payload, name=method.encode("ascii"))
-            with self._sending:
-                self._send_all(frame, time.monotonic() + timeout_s)
+            self._request(call_id, method, payload, time.monotonic() + timeout_s)
         except BaseException:
             self.forget(call_id)
             raise
@@ -163,7 +229,11 @@ class SessionConnection:
                 if left <= 0:
                     return
                 if self._leading:
-                    self._changed.wait(left)
+                    self._following += 1
+                    try:
+                        self._changed.wait(left)
+                    finally:
+                        self._following -= 1
                     continue
                 self._leading = True
                 try:
@@ -188,8 +258,11 @@ class SessionConnection:
             data = self._receive(timeout_s)
         finally:
             self._changed.acquire()
-        if data is None:
-            return
+        if data is not None:
+            self._take_in(data)
+
+    def _take_in(self, data: bytes) -> None:
+        """Hand out what came; no bytes are the connection's end. Lock held."""
         if not data:
             self._end_locked("the daemon closed the connection")
             return
@@ -265,7 +338,7 @@ class SessionConnection:
 
     def _end_locked(self, message: str) -> None:
         if not self._closed:
-            self._closed = message
+            self._closed, self.closed = message, True
             self._calls.clear()
             self._late.clear()
             self._changed.notify_all()
@@ -276,7 +349,9 @@ class SessionConnection:
         The parent's session ends when its own descriptors are closed, so none of ours may stay open.
         """
         self._closed = self._closed or "this session belongs to the process that forked"
-        self._changed, self._sending = threading.Condition(), threading.Lock()
+        self.closed = True
+        self._lock, self._sending = threading.RLock(), threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._leading = False
         self._calls.clear()
         self._late.clear()

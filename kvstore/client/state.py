@@ -38,6 +38,8 @@ class KnownNamespace:
     name: str
     policy: NamespacePolicy | None
     layout: BlockLayout
+    slot_bytes: int = 0
+    """Bytes that hold any payload of it."""
     write_codings: tuple[int, ...] = ()
     """Numbers of the codings that the daemon takes in Write streams of this namespace."""
 

@@ -95,7 +95,7 @@ class Assembler:
         data = plain_data(chunk, self._plan.slot_bytes - begin)
         end = begin + len(data)
         self._plan.slot(index, end)[begin:] = data
-        self._sizes[index], self._codecs[index] = end, _member("codec", convert.CODECS, chunk.codec)
+        self._sizes[index], self._codecs[index] = end, _codec(chunk.codec)
 
     def result(self) -> GotBlocks:
         """The answer once the stream has ended; a block that is not whole is a miss."""
@@ -114,6 +114,15 @@ class Assembler:
             tuple(self._codecs),
             self._plan.destination,
         )
+
+
+def _codec(number: int) -> Codec:
+    codec = _member("codec", convert.CODECS, number)
+    try:
+        _ = codec.row
+    except ValueError as error:
+        raise corrupt("codec", number, "the number of a codec that is known here") from error
+    return codec
 
 
 def _member(field: str, members: Sequence[E], number: int) -> E:

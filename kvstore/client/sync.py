@@ -19,7 +19,7 @@ from kvstore.client import steps
 from kvstore.client.connect import connect
 from kvstore.client.copying import copy_all
 from kvstore.client.flows import CALLERS_ERRORS, Flows
-from kvstore.client.operations import Operation, Operations
+from kvstore.client.operations import Operation, request_of
 from kvstore.client.options import ClientOptions
 from kvstore.client.options import Target as Address
 from kvstore.client.payloads import Views
@@ -48,7 +48,11 @@ class Client(SyncCalls):
     def __init__(self, target: str | Path, options: ClientOptions | None = None, *, clock: Clock | None = None) -> None:
         self._address = Address.parse(target)
         self._lock = threading.RLock()
+        self.remote = bool(self._address.address)
+        """Whether bytes go over the network: then only put and get carry them."""
         self.flows = Flows(self._address.text, options or ClientOptions(), clock or MonotonicClock())
+        self.operations = self.flows.operations
+        """Makes the operations that ``run``, ``begin`` and ``post`` take."""
         self._keeper = _Keeper(self)
         _CLIENTS.add(self)
         try:
@@ -66,11 +70,6 @@ class Client(SyncCalls):
         return self.flows.options
 
     @property
-    def operations(self) -> Operations:  # type: ignore[override]
-        """Makes the operations that ``run``, ``begin`` and ``post`` take."""
-        return self.flows.operations
-
-    @property
     def state(self) -> ClientState:
         """Failures, generation and boot id."""
         return self.flows.state
@@ -85,11 +84,6 @@ class Client(SyncCalls):
         """Whether the last call left a living connection; a call may still find it gone."""
         link = self.flows.link
         return link is not None and not link.closed
-
-    @property
-    def remote(self) -> bool:  # type: ignore[override]
-        """Whether bytes go over the network: then only put and get carry them."""
-        return bool(self._address.address)
 
     def failures(self) -> dict[str, int]:
         """Failures that were answered as misses, by "Method:REASON"."""
@@ -117,6 +111,26 @@ class Client(SyncCalls):
                 pause.wait(min(left, max(0.001, self.state.seconds_to_attempt(self.flows.clock.now()))))
             else:
                 return True
+
+    def run(self, operation: Operation[T]) -> T:
+        """Carry out an operation; without ``strict``, a failure of the cache becomes its fallback.
+
+        This is ``flows.run`` where there is a connection and the call does not fail, which nearly always holds: then it
+        needs no flow. Whatever else happens is the flow's affair, or its fallback's.
+        """
+        flows = self.flows
+        link = flows.link
+        if link is None or link.closed:
+            return self.drive(flows.run(operation))
+        late = None if operation.undo is None else flows.late_of(link, operation)
+        try:
+            timeout_s = flows.options.timeout_s + operation.wait_ms / 1000
+            reply = link.call(operation.method, request_of(operation), timeout_s, late)
+            return operation.parse(operation.reply.FromString(reply), link.generation)
+        except KVStoreError as error:
+            if operation.pure and link.closed and isinstance(error, Unavailable):
+                return self.drive(flows.run(operation))
+            return flows.fall_back(operation.method, error, operation.fallback)
 
     def begin(self, operation: Operation[T]) -> Callable[[], T]:
         """Send an operation without waiting; the function that comes back waits and answers like ``run``."""

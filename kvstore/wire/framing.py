@@ -37,10 +37,10 @@ CHUNK_BYTES_MAX: Final = 1 << 20
 DESCRIPTORS_MAX: Final = 8
 """Most file descriptors beside a Welcome."""
 
-_HEADER: Final = struct.Struct("<IQBBH")
-_HEADER_BYTES: Final = _HEADER.size
-_LENGTH_BYTES: Final = 4
-_REST_BYTES: Final = _HEADER_BYTES - _LENGTH_BYTES
+HEADER: Final = struct.Struct("<IQBBH")
+HEADER_BYTES: Final = HEADER.size
+LENGTH_BYTES: Final = 4
+_REST_BYTES: Final = HEADER_BYTES - LENGTH_BYTES
 
 
 class FrameKind(IntEnum):
@@ -72,7 +72,7 @@ def pack_frame(call_id: int, kind: FrameKind, payload: bytes, *, name: bytes = b
     length = _REST_BYTES + len(name) + len(payload)
     if length > FRAME_BYTES_MAX:
         raise InvalidArgument("message", f"{length} bytes", f"at most {FRAME_BYTES_MAX} bytes; send fewer keys a call")
-    return _HEADER.pack(length, call_id, kind, code, len(name)) + name + payload
+    return HEADER.pack(length, call_id, kind, code, len(name)) + name + payload
 
 
 class FrameDecoder:
@@ -80,6 +80,11 @@ class FrameDecoder:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    @property
+    def held(self) -> bool:
+        """Whether a part of a frame waits for the rest."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes in and return the frames that are now whole. Raises InvalidArgument for an invalid frame."""
@@ -100,11 +105,11 @@ class FrameDecoder:
 def first_frame(data: bytes) -> tuple[Frame | None, bytes]:
     """The first frame of ``data``, None if it is not whole, and what comes behind it. Raises InvalidArgument for an
     invalid one; what is behind it is not looked at."""
-    if len(data) < _HEADER_BYTES:
+    if len(data) < HEADER_BYTES:
         return None, b""
-    length, _, kind, _, name_length = _HEADER.unpack_from(data, 0)
+    length, _, kind, _, name_length = HEADER.unpack_from(data, 0)
     _check(length, kind, name_length)
-    end = _LENGTH_BYTES + length
+    end = LENGTH_BYTES + length
     if end > len(data):
         return None, b""
     frames, _ = _cut(data[:end])
@@ -115,14 +120,14 @@ def _cut(data: bytes | bytearray) -> tuple[list[Frame], int]:
     """The whole frames at the start of ``data``, and where they end."""
     frames: list[Frame] = []
     begin = 0
-    while len(data) - begin >= _HEADER_BYTES:
-        length, call_id, kind, code, name_length = _HEADER.unpack_from(data, begin)
+    while len(data) - begin >= HEADER_BYTES:
+        length, call_id, kind, code, name_length = HEADER.unpack_from(data, begin)
         _check(length, kind, name_length)
-        end = begin + _LENGTH_BYTES + length
+        end = begin + LENGTH_BYTES + length
         if end > len(data):
             break
-        body = begin + _HEADER_BYTES + name_length
-        name = _name(bytes(data[begin + _HEADER_BYTES : body])) if name_length else ""
+        body = begin + HEADER_BYTES + name_length
+        name = _name(bytes(data[begin + HEADER_BYTES : body])) if name_length else ""
         frames.append(Frame(call_id, kind, code, name, bytes(data[body:end])))
         begin = end
     return frames, begin
