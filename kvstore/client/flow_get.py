@@ -16,7 +16,6 @@ from kvstore.client.payloads import (
     GetPlan,
     GotBlocks,
     Views,
-    slot_bytes,
 )
 from kvstore.client.steps import Connect, Copy, Download, Flow
 from kvstore.client.streaming import (
@@ -62,8 +61,9 @@ class Gets:
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, out: object | None, wait_ms: int, remote: bool
     ) -> Flow[GotBlocks]:
         """Copy blocks out; see ``Client.get``."""
-        layout = self._flows.known(namespace_id).layout
-        plan = GetPlan.of(layout, len(keys), aligned_buffer(slot_bytes(layout) * len(keys)) if out is None else out)
+        known = self._flows.known(namespace_id)
+        slot = known.slot_bytes
+        plan = GetPlan.of(known.layout, len(keys), aligned_buffer(slot * len(keys)) if out is None else out, slot)
         try:
             if remote:
                 return (yield from self._download(namespace_id, keys, plan))

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from google.protobuf.message import Message
 
 from kvstore.cache import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
+from kvstore.client.payloads import slot_bytes
 from kvstore.client.state import ClientState, KnownNamespace, outward
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
@@ -66,7 +67,8 @@ class Operations:
         self, spec: NamespaceSpec, name: str, policy: NamespacePolicy | None
     ) -> Operation[OpenedNamespace]:
         """Cache/OpenNamespace. The fallback computes id and layout here; it is opened when the daemon is back."""
-        known = KnownNamespace(spec, name, policy, BlockLayout.of(spec))
+        layout = BlockLayout.of(spec)
+        known = KnownNamespace(spec, name, policy, layout, slot_bytes(layout))
 
         def parse(reply: cache_pb2.OpenNamespaceResponse, generation: int) -> OpenedNamespace:
             self._state.remember(spec.namespace_id, replace(known, write_codings=tuple(reply.write_codings)))
@@ -98,7 +100,9 @@ class Operations:
             "kvstore.v1.Cache/Match",
             lambda: cache_pb2.MatchRequest(namespace_id=namespace_id, keys=b"".join(keys)),
             cache_pb2.MatchResponse,
-            lambda r, _: MatchResult(r.matched, tuple(r.residency), convert.REASONS[r.reason], convert.near_of(r.near) if r.near else ()),
+            lambda r, _: MatchResult(
+                r.matched, tuple(r.residency), convert.REASONS[r.reason], convert.near_of(r.near) if r.near else ()
+            ),
             lambda: MatchResult(0, (), Reason.TIER_UNAVAILABLE),
             pure=True,
         )

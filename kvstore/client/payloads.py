@@ -254,9 +254,9 @@ class GetPlan:
     slot_bytes: int
 
     @classmethod
-    def of(cls, layout: BlockLayout, count: int, out: object) -> GetPlan:
-        """Check the caller's buffer."""
-        slot = slot_bytes(layout)
+    def of(cls, layout: BlockLayout, count: int, out: object, slot: int = 0) -> GetPlan:
+        """Check the caller's buffer. ``slot``: what ``slot_bytes`` says of the layout, if the caller knows it."""
+        slot = slot or slot_bytes(layout)
         destination = as_bytes("out", out, slot * count)
         if destination.readonly:
             raise InvalidArgument("out", "read-only", "a writable buffer")

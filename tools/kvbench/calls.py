@@ -54,7 +54,8 @@ def counted_daemon(counter: Counter) -> Iterator[Path]:
     """A daemon on threads whose calls are counted; the socket's path."""
     with tempfile.TemporaryDirectory(prefix="kvbench-") as folder:
         socket = Path(folder) / "s"
-        config = Config(socket=socket, host=64 << 20, device=0, grpc=False, watchdog_s=600.0)
+        values = {"socket": socket, "host": 64 << 20, "device": 0, "grpc": False, "watchdog_s": 600.0}
+        config = Config.model_validate(values)
         ready, holder = threading.Event(), list[Daemon]()
 
         async def serve() -> None:
