@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kvstore.cache import FetchResult
 from kvstore.client.copying import aligned_buffer
-from kvstore.client.operations import missed
+from kvstore.client.operations import missed, request_of
 from kvstore.client.payloads import (
     GetPlan,
     GotBlocks,
     Views,
 )
-from kvstore.client.steps import Connect, Copy, Download, Flow
+from kvstore.client.steps import Call, Connect, Copy, Download, Flow
 from kvstore.client.streaming import (
     Assembler,
     parse_chunk,
@@ -67,7 +67,12 @@ class Gets:
         try:
             if remote:
                 return (yield from self._download(namespace_id, keys, plan))
-            return (yield from self._again_if_lost(partial(self._copy_out, namespace_id, keys, plan, wait_ms)))
+            link = self._flows.link
+            try:
+                return (yield from self._copy_out(namespace_id, keys, plan, wait_ms))
+            except (Unavailable, UnknownLease) as error:
+                _unless_lost(link, error)
+            return (yield from self._copy_out(namespace_id, keys, plan, wait_ms))
         except KVStoreError as error:
             lost = Assembler(plan, len(keys)).result
             return self._flows.fall_back("Cache/Read" if remote else "Cache/Fetch", error, lost)
@@ -75,10 +80,16 @@ class Gets:
     def _copy_out(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: GetPlan, wait_ms: int
     ) -> Flow[GotBlocks]:
+        flows = self._flows
         lease = yield from self._take_lease()
         settled = False
         try:
-            fetched = yield from self._fetch(lease, namespace_id, keys, wait_ms)
+            operation = flows.operations.fetch(
+                namespace_id, keys, Target.IN_PLACE, lease_id=lease.lease_id, layers=None, wait_ms=wait_ms
+            )
+            timeout_s = flows.options.timeout_s + wait_ms / 1000
+            reply = yield Call(lease.link, operation.method, request_of(operation), timeout_s)
+            fetched = operation.parse(operation.reply.FromString(reply), lease.link.generation)
             settled = Outcome.PENDING not in fetched.outcomes
             copies, got = plan.reads(fetched, lease.link.welcome.arenas.view)
             yield Copy(copies, self._flows.options.copy_threads)
@@ -153,9 +164,7 @@ class Gets:
         try:
             return (yield from flow())
         except (Unavailable, UnknownLease) as error:
-            # A lease ends without a word where this process was stopped for longer than it lives.
-            if isinstance(error, Unavailable) and (link is None or not link.closed):
-                raise
+            _unless_lost(link, error)
         return (yield from flow())
 
     def _fetch(
@@ -212,6 +221,15 @@ class Gets:
             self._idle.append(lease)
             return
         self._flows.post(self._flows.operations.release(lease.lease_id, None, ()), lease.link)
+
+
+def _unless_lost(link: Any, error: KVStoreError) -> None:
+    """Raise the error again, unless the connection has gone, or the lease.
+
+    A lease ends without a word where this process was stopped for longer than it lives.
+    """
+    if isinstance(error, Unavailable) and (link is None or not link.closed):
+        raise error
 
 
 def _no_memory(area: Area) -> memoryview:

@@ -5,32 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from kvstore.cache import CommitResult, ReserveResult
+from kvstore.cache import CommitResult
 from kvstore.client.operations import Operation, commit_result, request_of
 from kvstore.client.payloads import (
     PutBlocks,
     PutPlan,
     joined,
-    part_of,
-    part_result,
-    pending_of,
+    no_room,
     put_failed,
 )
-from kvstore.client.standing import Out, Standing, StandingPlaces, answered, claimed, take_out
+from kvstore.client.standing import Out, Standing, StandingPlaces, answered, take_out
 from kvstore.client.state import GENERATION_SHIFT
-from kvstore.client.steps import Connect, Copy, Flow, Late, Send, Upload, Wait
+from kvstore.client.steps import Call, Connect, Copy, Flow, Send, Upload, Wait
 from kvstore.client.streaming import (
     WRITE_PART_BYTES,
     write_messages,
     write_planes,
 )
 from kvstore.core.errors import (
+    DeadlineExceeded,
     KVStoreError,
     Unavailable,
 )
-from kvstore.core.types import NamespaceId, Tier
+from kvstore.core.types import Busy, NamespaceId, Tier
 from kvstore.v1 import cache_pb2
 
 log = logging.getLogger("kvstore.client")
@@ -52,43 +51,39 @@ class Puts:
         layout = self._flows.known(namespace_id).layout
         if remote:
             return (yield from self._upload(namespace_id, PutPlan.of(layout, blocks, WRITE_PART_BYTES)))
-        plan = PutPlan.of(layout, blocks)
-        put = _Put(self._flows, namespace_id, plan)
+        put = _Put(self._flows, namespace_id, PutPlan.of(layout, blocks))
         try:
-            for window in plan.windows(self._flows.options.buffer_bytes):
-                yield from put.window(window)
-            yield from put.take_in()
+            yield from put.run()
         finally:
             put.end()
         return joined(put.results)
 
-    def claim(self, namespace_id: NamespaceId, count: int, out: Out) -> Flow[ReserveResult]:
-        """Places for ``count`` blocks, entered in ``out``: idle ones, and new ones for what is missing."""
-        link = self._flows.link
+    def claim(self, namespace_id: NamespaceId, count: int, out: Out) -> Flow[tuple[list[Standing], Busy | None]]:
+        """Places for up to ``count`` blocks, entered in ``out``: idle ones, and new ones for what is missing.
+
+        With the reason where they are fewer. Raises what stands in the way of a connection.
+        """
+        flows = self._flows
+        link = flows.link
         if link is None or link.closed:
-            try:
-                link = yield Connect()
-            except KVStoreError as error:
-                reserve = self._flows.operations.reserve(namespace_id, Tier.HOST, (), count)
-                return self._flows.fall_back(reserve.method, error, reserve.fallback)
+            link = yield Connect()
         places, busy = self._standing.take(link.generation, namespace_id, count), None
-        take_out(out, places, link.generation)
+        take_out(out, places)
         for tries_left in (1, 0):
             if len(places) == count:
-                break
-            missing = count - len(places)
-            reserved = yield from self._flows.run(
-                self._flows.operations.reserve(namespace_id, Tier.HOST, (), missing, standing=True)
-            )
-            fresh = answered(reserved)
-            take_out(out, fresh, self._flows.generation)
+                return places, None
+            reserve = flows.operations.reserve(namespace_id, Tier.HOST, (), count - len(places), standing=True)
+            reserved = yield from flows.attempt(reserve)
+            fresh = [
+                place for place in answered(reserved) if place.reservation_id >> GENERATION_SHIFT == link.generation
+            ]
+            take_out(out, fresh)
             places, busy = places + fresh, reserved.busy
             spare = self._standing.spare(namespace_id) if busy is not None and tries_left else []
             if not spare:
                 break
-            yield from self._flows.run(self._flows.operations.abort(spare))
-        present = [place for place in places if place.reservation_id in out]
-        return claimed(present, count, busy)
+            yield from flows.run(flows.operations.abort(spare))
+        return places, busy
 
     def settle(self, namespace_id: NamespaceId, places: Sequence[Standing], committed: CommitResult, keep: int) -> None:
         """The commit of these places has ended: keep them for the next put, give back what is too many."""
@@ -123,80 +118,124 @@ class _Put:
         self._plan = plan
         self._keep = plan.places_max(flows.options.buffer_bytes)
         self._out: Out = {}
-        self._sent: tuple[Any, Any, Operation[CommitResult], list[Standing], ReserveResult] | None = None
+        self._sent: _Sent | None = None
         self.results: list[CommitResult] = []
 
-    def window(self, window: slice) -> Flow[None]:
-        """Store the blocks of a window, in as many rounds as the room in the buffer makes it."""
-        begin = window.start
-        while begin < window.stop:
-            # The commit before has the places that this round needs.
-            yield from self.take_in()
-            reserved = yield from self._flows.puts.claim(self._namespace_id, window.stop - begin, self._out)
-            got = len(pending_of(reserved))
-            if not got:
-                self.results.append(part_result(part_of(reserved, 0, window.stop - begin), None))
-                return
-            for part in self._plan.parts_of(slice(begin, begin + got)):
-                yield from self._part(part, part_of(reserved, part.start - begin, part.stop - begin))
-            begin += got
+    def run(self) -> Flow[None]:
+        """Store all blocks, in rounds of as many as there is room for in the buffer, each in parts.
 
-    def _part(self, part: slice, reserved: ReserveResult) -> Flow[None]:
+        A part is written while the daemon takes in the one before; a round begins when the one before has ended, since
+        it needs its places.
+        """
         flows, plan = self._flows, self._plan
-        link = flows.link
+        count, begin = len(plan.sources), 0
+        while begin < count:
+            if self._sent is not None:
+                yield from self._take_in()
+            try:
+                places, busy = yield from flows.puts.claim(
+                    self._namespace_id, min(self._keep, count - begin), self._out
+                )
+            except KVStoreError as error:
+                self.results.append(flows.fall_back("Cache/Reserve", error, partial(put_failed, count - begin)))
+                return
+            if not places:
+                self.results.append(no_room(count - begin, busy))
+                return
+            for at in range(0, len(places), plan.step):
+                yield from self._part(begin + at, places[at : at + plan.step])
+            begin += len(places)
+        if self._sent is not None:
+            yield from self._take_in()
+
+    def _part(self, begin: int, places: list[Standing]) -> Flow[None]:
+        """Write blocks from ``begin`` on to their places and send their commit."""
+        flows, plan = self._flows, self._plan
+        link, part = flows.link, slice(begin, begin + len(places))
         try:
-            if link is None or reserved.reservation_ids[0] >> GENERATION_SHIFT != link.generation:
+            if link is None or places[0].reservation_id >> GENERATION_SHIFT != link.generation:
                 raise Unavailable("the connection was lost, and its places with it")
-            copies = plan.writes(part, reserved, link.welcome.arenas.view)
-            yield Copy(copies, flows.options.copy_threads)
-            yield from self.take_in()
-            tokens = plan.tokens(range(part.start, part.stop))
-            entries = plan.entries(part, reserved)
-            operation = flows.operations.commit(self._namespace_id, entries, tokens, plan.blocks.durability, None)
-            sent = yield Send(link, operation.method, request_of(operation), flows.options.timeout_s)
+            yield Copy([plan.writes(part, places, link.welcome.arenas.view)], flows.options.copy_threads)
+            if self._sent is not None:
+                yield from self._take_in()
+            entries = plan.entries(part, places)
+            operation = flows.operations.commit(
+                self._namespace_id, entries, plan.tokens(part), plan.blocks.durability, None
+            )
+            request = request_of(operation)
+            if part.stop == len(plan.sources):
+                # Nothing is left that could be written meanwhile.
+                yield from self._commit_last(_Sent(link, None, operation, places), request)
+                return
+            sent = yield Send(link, operation.method, request, flows.options.timeout_s)
         except KVStoreError as error:
-            yield from self.take_in()
-            self.results.append(flows.fall_back("Cache/Commit", error, partial(put_failed, part.stop - part.start)))
+            if self._sent is not None:
+                yield from self._take_in()
+            self.results.append(flows.fall_back("Cache/Commit", error, partial(put_failed, len(places))))
             return
-        places = [self._out.pop(entry.reservation_id) for entry in entries]
-        self._sent = link, sent, operation, places, reserved
+        for place in places:
+            del self._out[place.reservation_id]
+        self._sent = _Sent(link, sent, operation, places)
 
-    def take_in(self) -> Flow[None]:
-        """Take the reply of the commit that was sent."""
-        if self._sent is None:
-            return
-        link, sent, operation, _, reserved = self._sent
-        late, flows = self._late(), self._flows
-        # From here on Wait answers for the places: what it does not bring here comes to ``late``, once.
-        places, self._sent = self._sent[3], None
+    def _commit_last(self, sent: _Sent, request: bytes) -> Flow[None]:
+        """Send the commit of the last part and take its reply; the call answers for its places from here on."""
+        flows, operation = self._flows, sent.operation
+        for place in sent.places:
+            del self._out[place.reservation_id]
+        late = partial(self._settle, sent)
         try:
-            reply = yield Wait(link, sent, operation.method, flows.options.timeout_s, late)
-            committed = operation.parse(operation.reply.FromString(reply), link.generation)
+            reply = yield Call(sent.link, operation.method, request, flows.options.timeout_s, late)
         except KVStoreError as error:
-            # The places stay out until the reply comes, if it does: the daemon may still copy from them.
-            self.results.append(part_result(reserved, flows.fall_back(operation.method, error, operation.fallback)))
+            self.results.append(self._failed(sent, error))
+        else:
+            self.results.append(self._settle(sent, reply))
+
+    def _take_in(self) -> Flow[None]:
+        """Take the reply of the commit that was sent."""
+        flows, sent = self._flows, self._sent
+        if sent is None:
             return
-        flows.puts.settle(self._namespace_id, places, committed, self._keep)
-        self.results.append(part_result(reserved, committed))
+        # From here on Wait answers for the places: what it does not bring here comes to ``late``, once.
+        self._sent = None
+        operation = sent.operation
+        try:
+            late = partial(self._settle, sent)
+            reply = yield Wait(sent.link, sent.call, operation.method, flows.options.timeout_s, late)
+        except KVStoreError as error:
+            self.results.append(self._failed(sent, error))
+        else:
+            self.results.append(self._settle(sent, reply))
 
-    def _late(self) -> Late:
-        """What takes the places back when the commit's reply comes after its caller has gone."""
-        if self._sent is None:
-            return lambda _: None
-        link, _, operation, places, _ = self._sent
+    def _failed(self, sent: _Sent, error: KVStoreError) -> CommitResult:
+        """The commit has no answer, or was refused as a whole: then its places are still reserved, and go back.
 
-        def late(reply: bytes) -> None:
-            committed = operation.parse(operation.reply.FromString(reply), link.generation)
-            self._flows.puts.settle(self._namespace_id, places, committed, self._keep)
+        Without an answer they stay out until the reply comes, if it does: the daemon may still copy from them.
+        """
+        flows = self._flows
+        if not isinstance(error, DeadlineExceeded | Unavailable):
+            flows.post(flows.operations.abort([place.reservation_id for place in sent.places]))
+        return flows.fall_back(sent.operation.method, error, sent.operation.fallback)
 
-        return late
+    def _settle(self, sent: _Sent, reply: bytes) -> CommitResult:
+        """The commit was answered: its places are idle again."""
+        committed = sent.operation.parse(sent.operation.reply.FromString(reply), sent.link.generation)
+        self._flows.puts.settle(self._namespace_id, sent.places, committed, self._keep)
+        return committed
 
     def end(self) -> None:
         """Give back every place that is still out; those of a commit that was sent come back with its reply."""
         if self._sent is not None:
-            link, sent = self._sent[:2]
-            link.forget(sent, self._late())
+            self._sent.link.forget(self._sent.call, partial(self._settle, self._sent))
             self._sent = None
         if self._out:
             self._flows.post(self._flows.operations.abort(list(self._out)))
             self._out.clear()
+
+
+class _Sent(NamedTuple):
+    """A commit that was sent and whose reply was not taken."""
+
+    link: Any
+    call: Any
+    operation: Operation[CommitResult]
+    places: list[Standing]

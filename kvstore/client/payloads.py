@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from kvstore.cache import CommitEntry, CommitResult, FetchResult, ReserveResult
+from kvstore.cache import CommitEntry, CommitResult, FetchResult
 from kvstore.client.copying import Copies, as_bytes, span
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import BlockLayout
-from kvstore.core.types import Area, BlockKey, Codec, Durability, Outcome, Place, Reason
+from kvstore.core.types import Area, BlockKey, Busy, Codec, Durability, Outcome, Reason, Tier
+
+if TYPE_CHECKING:
+    from kvstore.client.standing import Standing
 
 PUT_PART_BYTES: Final = 32 << 20
 """Bytes that put writes before it has the daemon take them in. Writing and taking in overlap from one part to the next,
@@ -152,15 +155,8 @@ class PutPlan:
     @property
     def parts(self) -> list[slice]:
         """All blocks in parts of ``step``."""
-        return self.parts_of(slice(0, len(self.sources)))
-
-    def parts_of(self, blocks: slice) -> list[slice]:
-        """Some blocks in parts of ``step``, which are written while the daemon takes in the one before."""
-        return _slices(blocks, self.step)
-
-    def windows(self, room_bytes: int) -> list[slice]:
-        """All blocks in windows, each as many as have places at one time in a buffer of ``room_bytes``."""
-        return _slices(slice(0, len(self.sources)), self.places_max(room_bytes))
+        count = len(self.sources)
+        return [slice(begin, min(begin + self.step, count)) for begin in range(0, count, self.step)]
 
     def places_max(self, room_bytes: int) -> int:
         """Blocks that half of a buffer of ``room_bytes`` holds, 1 at least; the other half is for cold reads."""
@@ -170,67 +166,38 @@ class PutPlan:
         """Keys of a part."""
         return self.blocks.keys[part]
 
-    def tokens(self, positions: Sequence[int]) -> list[int]:
-        """Token ids of these blocks."""
-        each = len(self.blocks.token_ids) // max(len(self.blocks.keys), 1)
-        return [token for i in positions for token in self.blocks.token_ids[i * each : (i + 1) * each]] if each else []
+    def tokens(self, part: slice) -> Sequence[int]:
+        """Token ids of a part's blocks."""
+        ids = self.blocks.token_ids
+        if not ids:
+            return ()
+        each = len(ids) // len(self.blocks.keys)
+        return ids[part.start * each : part.stop * each]
 
-    def writes(self, part: slice, reserved: ReserveResult, memory: Memory) -> list[Copies]:
-        """Copies that fill the reserved places of a part."""
-        size, layers = self.layout.raw_slice_bytes, self.layout.layers
-        groups: dict[int, Copies] = {}
-        buffer: memoryview | None = None
-        for i in pending_of(reserved):
-            _, offset, stride, *_ = required(reserved.places[i])
-            if buffer is None:
-                buffer = memory(Area.BUFFER)
-            group = groups.setdefault(stride, Copies(layers, size, stride, size))
-            group.targets.append(buffer[offset : offset + span(layers, size, stride)])
-            group.sources.append(self.sources[part.start + i])
-        return list(groups.values())
+    def writes(self, part: slice, places: Sequence[Standing], memory: Memory) -> Copies:
+        """The copy that fills the places of a part; all are of one namespace, so of one stride."""
+        size, layers, stride = self.layout.raw_slice_bytes, self.layout.layers, places[0].place.stride
+        buffer, reach = memory(Area.BUFFER), (layers - 1) * stride + size
+        offsets = [standing.place.offset for standing in places]
+        targets = [buffer[offset : offset + reach] for offset in offsets]
+        return Copies(layers, size, stride, size, targets, self.sources[part])
 
-    def entries(self, part: slice, reserved: ReserveResult) -> list[CommitEntry]:
+    def entries(self, part: slice, places: Sequence[Standing]) -> list[CommitEntry]:
         """What a part commits."""
-        return [
-            CommitEntry(
-                reserved.reservation_ids[i], self.blocks.keys[part.start + i], self.blocks.parents[part.start + i]
-            )
-            for i in pending_of(reserved)
-        ]
+        pairs = zip(places, self.blocks.keys[part], self.blocks.parents[part], strict=True)
+        return [CommitEntry(standing.reservation_id, key, parent) for standing, key, parent in pairs]
 
 
-def pending_of(reserved: ReserveResult) -> list[int]:
-    """Positions that got a place."""
-    return [i for i, outcome in enumerate(reserved.outcomes) if outcome is Outcome.PENDING]
-
-
-def _slices(whole: slice, step: int) -> list[slice]:
-    return [slice(begin, min(begin + step, whole.stop)) for begin in range(whole.start, whole.stop, step)]
-
-
-def part_of(reserved: ReserveResult, begin: int, end: int) -> ReserveResult:
-    """What a reservation answered for some of its entries."""
-    part = slice(begin, end)
-    return ReserveResult(reserved.outcomes[part], reserved.reservation_ids[part], reserved.places[part], reserved.busy)
-
-
-def part_result(reserved: ReserveResult, committed: CommitResult | None) -> CommitResult:
-    """Outcomes of a part: HIT and existed where a key was resident before, MISS where it got no place."""
-    outcomes = [o if o is Outcome.HIT else Outcome.MISS for o in reserved.outcomes]
-    why = reserved.busy.reason if reserved.busy is not None else Reason.NO_SPACE
-    reasons = [Reason.NONE if o is Outcome.HIT else why for o in reserved.outcomes]
-    existed = [o is Outcome.HIT for o in reserved.outcomes]
-    if committed is not None:
-        for position, i in enumerate(pending_of(reserved)):
-            outcomes[i] = committed.outcomes[position]
-            reasons[i] = committed.reasons[position]
-            existed[i] = committed.existed[position]
-    busy = reserved.busy or (committed.busy if committed is not None else None)
-    return CommitResult(tuple(outcomes), tuple(reasons), tuple(existed), (None,) * len(outcomes), busy)
+def no_room(count: int, busy: Busy | None) -> CommitResult:
+    """The answer for blocks that found no place."""
+    busy = busy or Busy(Tier.HOST, 0, 0, 0, Reason.NO_SPACE)
+    return CommitResult((Outcome.MISS,) * count, (busy.reason,) * count, (False,) * count, (None,) * count, busy)
 
 
 def joined(results: Sequence[CommitResult]) -> CommitResult:
     """The results of parts as one."""
+    if len(results) == 1:
+        return results[0]
     return CommitResult(
         tuple(o for r in results for o in r.outcomes),
         tuple(x for r in results for x in r.reasons),
@@ -316,10 +283,3 @@ class GetPlan:
 def slot_bytes(layout: BlockLayout) -> int:
     """Bytes that hold any payload of a namespace: the larger of raw and coded."""
     return max(layout.units_of(codec) * layout.of_codec(codec)[0] for codec in Codec)
-
-
-def required(place: Place | None) -> Place:
-    """The place of an outcome that has one."""
-    if place is None:
-        raise InvalidArgument("place", None, "a place, since the outcome has one")
-    return place

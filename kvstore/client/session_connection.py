@@ -98,16 +98,26 @@ class SessionConnection:
         reply: bytes | None = None
         try:
             self._request(call_id, method, payload, deadline)
-            if self._reads.poll(timeout_s * 1000):
+            plain = True
+            while plain and reply is None and self._reads.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 # Errors and ends of the socket are found again by the slow way.
                 data = self._socket.recv(_RECEIVE_BYTES)
-                if len(data) >= HEADER_BYTES:
-                    length, answered, kind, _, _ = HEADER.unpack_from(data)
-                    if answered == call_id and kind == _REPLY and length == len(data) - LENGTH_BYTES:
-                        reply = data[HEADER_BYTES:]
-                if reply is None:
+                begin, size = 0, len(data)
+                while reply is None and size - begin >= HEADER_BYTES:
+                    length, answered, kind, _, _ = HEADER.unpack_from(data, begin)
+                    end = begin + LENGTH_BYTES + length
+                    if end > size or kind != _REPLY:
+                        break
+                    if answered == call_id:
+                        reply = data[begin + HEADER_BYTES : end]
+                    elif answered in self._calls or answered in self._late:
+                        break
+                    # What is neither was posted, and its reply is of no interest.
+                    begin = end
+                if begin < size or not data:
+                    plain = False
                     with self._lock:
-                        self._take_in(data)
+                        self._take_in(data[begin:])
         except OSError as error:
             raise self._end(f"the connection to the daemon broke: {error}") from error
         finally:
@@ -123,7 +133,7 @@ class SessionConnection:
             return reply
         if self._due:
             self._hand_over()
-        return self.wait(call_id, method, deadline - time.monotonic(), late)
+        return self._wait(call_id, method, (deadline, timeout_s), late)
 
     def post(self, method: str, payload: bytes) -> None:
         """Send a request whose reply nobody needs."""
@@ -204,9 +214,14 @@ class SessionConnection:
 
     def wait(self, call_id: int, method: str, timeout_s: float, late: Late | None = None) -> bytes:
         """Wait for the reply of a call that was sent."""
+        return self._wait(call_id, method, (time.monotonic() + timeout_s, timeout_s), late)
+
+    def _wait(self, call_id: int, method: str, time_left: tuple[float, float], late: Late | None) -> bytes:
+        """``time_left``: the deadline, and the seconds that it was made of, for people."""
         call = self._calls.get(call_id, _Call())
+        deadline, timeout_s = time_left
         try:
-            self.wait_until(lambda: call.frame is not None, timeout_s)
+            self.wait_until(lambda: call.frame is not None, deadline - time.monotonic())
         except BaseException:
             self.forget(call_id, late)
             raise

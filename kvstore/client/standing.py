@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvstore.cache import CommitResult, ReserveResult
 from kvstore.client.state import GENERATION_SHIFT
-from kvstore.core.types import Busy, NamespaceId, Outcome, Place, Reason, ReservationId, Tier
+from kvstore.core.types import NamespaceId, Place, Reason, ReservationId
 
 
 class Standing(NamedTuple):
@@ -88,21 +88,7 @@ def answered(reserved: ReserveResult) -> list[Standing]:
     return [Standing(number, place, reserved.standing) for number, place in pairs if number and place is not None]
 
 
-def take_out(out: Out, places: Sequence[Standing], generation: int) -> list[Standing]:
-    """Enter a put's places in ``out``; returns them. One of another connection than the present is gone with it."""
-    present = [place for place in places if place.reservation_id >> GENERATION_SHIFT == generation]
-    out.update((place.reservation_id, place) for place in present)
-    return present
-
-
-def claimed(places: Sequence[Standing], count: int, busy: Busy | None) -> ReserveResult:
-    """What a Reserve of ``count`` would have answered that found these places and no more."""
-    short = count - len(places)
-    if short and busy is None:
-        busy = Busy(Tier.HOST, 0, 0, 0, Reason.NO_SPACE)
-    return ReserveResult(
-        (Outcome.PENDING,) * len(places) + (Outcome.BUSY,) * short,
-        (*[place.reservation_id for place in places], *[ReservationId(0)] * short),
-        (*[place.place for place in places], *[None] * short),
-        busy if short else None,
-    )
+def take_out(out: Out, places: Sequence[Standing]) -> None:
+    """Enter a put's places in ``out``."""
+    for place in places:
+        out[place.reservation_id] = place

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Late = Callable[[bytes], None]
+Late = Callable[[bytes], object]
 """Takes the reply of a call that nobody waits for any more, and gives back what was done for it. Must not block."""
 
 

@@ -40,7 +40,7 @@ def write_messages(namespace_id: NamespaceId, plan: PutPlan, part: slice, planes
         namespace_id=namespace_id,
         keys=b"".join(keys),
         parents=b"".join(plan.blocks.parents[part]),
-        token_ids=plan.tokens(range(part.start, part.stop)),
+        token_ids=plan.tokens(part),
         durability=int(plan.blocks.durability or 0),  # type: ignore[arg-type]
     )
     yield cache_pb2.WriteChunk(header=header).SerializeToString()

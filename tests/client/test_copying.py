@@ -10,10 +10,11 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.cache import CommitEntry, CommitResult, ReserveResult
+from kvstore.cache import CommitEntry, CommitResult
 from kvstore.client import copying
 from kvstore.client.copying import Copies, aligned_buffer, as_bytes, copy_all, span
-from kvstore.client.payloads import GetPlan, PutPlan, joined, part_of, part_result, slot_bytes
+from kvstore.client.payloads import GetPlan, PutPlan, joined, no_room, slot_bytes
+from kvstore.client.standing import Standing
 from kvstore.client.streaming import Assembler, parse_chunk, write_messages
 from kvstore.core.errors import CorruptBlock, InvalidArgument
 from kvstore.core.namespace import BlockLayout
@@ -79,38 +80,33 @@ def test_any_contiguous_buffer_will_do():
         assert as_bytes("out", buffer, 8).nbytes == 8
 
 
-def test_windows_take_half_the_buffer():
+def test_rounds_take_half_the_buffer():
     keys, _ = chain(NAMESPACE, 10)
     plan = PutPlan.of(LAYOUT, blocks_of(LAYOUT, keys), part_bytes=2 * LAYOUT.stored_bytes)
     assert [(p.start, p.stop) for p in plan.parts] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
-    windows = plan.windows(2 * 4 * LAYOUT.raw_stored_bytes)
-    assert [(window.start, window.stop) for window in windows] == [(0, 4), (4, 8), (8, 10)]
-    assert [(part.start, part.stop) for part in plan.parts_of(windows[1])] == [(4, 6), (6, 8)]
-    assert [window.stop - window.start for window in plan.windows(0)] == [1] * 10, "one block at a time at least"
+    assert plan.places_max(2 * 4 * LAYOUT.raw_stored_bytes) == 4
+    assert plan.places_max(0) == 1, "one block at a time at least"
 
 
 def test_each_part_commits_its_own_entries():
     keys, tokens = chain(NAMESPACE, 5)
     plan = PutPlan.of(LAYOUT, blocks_of(LAYOUT, keys, token_ids=tokens), part_bytes=2 * LAYOUT.stored_bytes)
-    outcomes = (Outcome.PENDING, Outcome.HIT, Outcome.PENDING, Outcome.PENDING, Outcome.BUSY)
-    reserved = ReserveResult(outcomes, (11, 0, 13, 14, 0), (Place(Area.BUFFER, 0, 0),) * 5)
-    entries = [entry for p in plan.parts for entry in plan.entries(p, part_of(reserved, p.start, p.stop))]
-    assert entries == [
-        CommitEntry(11, keys[0], bytes(32)),
-        CommitEntry(13, keys[2], keys[1]),
-        CommitEntry(14, keys[3], keys[2]),
+    places = [Standing(number, Place(Area.BUFFER, 0, 0)) for number in (11, 13)]
+    assert plan.entries(slice(2, 4), places) == [
+        CommitEntry(11, keys[2], keys[1]),
+        CommitEntry(13, keys[3], keys[2]),
     ]
-    assert plan.tokens([3]) == tokens[48:64]
+    assert plan.tokens(slice(3, 4)) == tokens[48:64]
 
 
 def test_results_of_parts_are_told_in_order():
-    reserved = ReserveResult((Outcome.PENDING, Outcome.HIT, Outcome.BUSY), (1, 0, 0), (None,) * 3)
-    committed = CommitResult((Outcome.MISS,), (Reason.PARENT_MISSING,), (False,))
-    first = part_result(reserved, committed)
-    assert first.outcomes == (Outcome.MISS, Outcome.HIT, Outcome.MISS)
-    assert first.reasons == (Reason.PARENT_MISSING, Reason.NONE, Reason.NO_SPACE)
-    assert first.existed == (False, True, False)
-    assert joined([first, part_result(reserved, None)]).outcomes[3:] == (Outcome.MISS, Outcome.HIT, Outcome.MISS)
+    first = CommitResult((Outcome.MISS, Outcome.HIT), (Reason.PARENT_MISSING, Reason.NONE), (False, True), (None,) * 2)
+    second = no_room(2, None)
+    assert (second.outcomes, second.reasons) == ((Outcome.MISS,) * 2, (Reason.NO_SPACE,) * 2)
+    both = joined([first, second])
+    assert both.outcomes == (Outcome.MISS, Outcome.HIT, Outcome.MISS, Outcome.MISS)
+    assert both.existed == (False, True, False, False)
+    assert both.busy == second.busy
 
 
 def sent(count):

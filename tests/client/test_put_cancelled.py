@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvstore.client.flow_put import _Put
+from kvstore.client.flow_put import _Put, _Sent
 
 
 def test_places_of_a_commit_that_was_waited_for_come_back_once():
@@ -15,8 +15,8 @@ def test_places_of_a_commit_that_was_waited_for_come_back_once():
     link = SimpleNamespace(generation=0, forget=lambda *args: forgotten.append(args))
     flows = SimpleNamespace(options=SimpleNamespace(timeout_s=1.0, buffer_bytes=1 << 20), puts=None)
     put = _Put(flows, b"n" * 32, SimpleNamespace(places_max=lambda _: 4))
-    put._sent = link, 7, SimpleNamespace(method="Cache/Commit"), ["a place"], None
-    waiting = put.take_in()
+    put._sent = _Sent(link, 7, SimpleNamespace(method="Cache/Commit"), ["a place"])
+    waiting = put._take_in()
     step = next(waiting)
     with pytest.raises(asyncio.CancelledError):
         waiting.throw(asyncio.CancelledError())

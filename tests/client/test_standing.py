@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from kvstore.cache import CommitResult, ReserveResult
 from kvstore.client import AsyncClient, Client, ClientOptions, sync
-from kvstore.client.standing import Standing, StandingPlaces, answered, claimed, take_out
+from kvstore.client.standing import Standing, StandingPlaces, answered, take_out
 from kvstore.client.state import GENERATION_SHIFT
-from kvstore.core.errors import Unavailable
+from kvstore.core.errors import InvalidArgument, Unavailable
 from kvstore.core.namespace import BlockLayout
-from kvstore.core.types import Area, Busy, NamespaceId, Outcome, Place, Reason, ReservationId, Tier
+from kvstore.core.types import Area, NamespaceId, Outcome, Place, Reason, ReservationId
 from kvstore.v1 import admin_pb2
 from tests.client.harness import DaemonProcess, blocks_of, chain, payload, small_spec
 
@@ -77,22 +78,28 @@ def test_places_without_an_answer_are_not_used_again_but_aborted_when_room_is_sh
     assert pool.spare(A) == []
 
 
-def test_a_put_takes_out_only_places_of_the_present_connection():
-    out = {}
-    assert take_out(out, [*places(1, 2), *places(1, generation=2)], 2) == places(1, generation=2)
-    assert out == {ids(1, generation=2)[0]: places(1, generation=2)[0]}
-
-
-def test_places_read_as_what_one_reserve_would_have_answered():
+def test_places_of_an_answer_are_those_that_were_reserved():
     reserved = ReserveResult(
         (Outcome.PENDING, Outcome.BUSY), (ReservationId(5), ReservationId(0)), (places(1)[0].place, None)
     )
-    found = answered(reserved)
+    found, out = answered(reserved), {}
     assert [place.reservation_id for place in found] == [5]
-    busy = Busy(Tier.HOST, 10, 0, 0)
-    assert claimed(found, 2, busy) == ReserveResult(reserved.outcomes, reserved.reservation_ids, reserved.places, busy)
-    assert claimed(found, 1, busy).busy is None
-    assert claimed(found, 2, None).busy == Busy(Tier.HOST, 0, 0, 0, Reason.NO_SPACE)
+    take_out(out, found)
+    assert out == {5: found[0]}
+
+
+def test_a_commit_that_is_refused_gives_its_places_back(daemon, spec):
+    with Client(str(daemon.socket), ClientOptions(buffer_bytes=1 << 20)) as client:
+        opened = client.open_namespace(spec)
+        keys, _ = chain(opened.namespace_id, 3)
+        blocks = blocks_of(LAYOUT, keys)
+        wrong = replace(blocks, token_ids=[1] * (3 * 16))
+        for _ in range(30):
+            with pytest.raises(InvalidArgument):
+                client.put(opened.namespace_id, wrong)
+        assert client.put(opened.namespace_id, blocks).outcomes == (Outcome.HIT,) * 3
+        status = admin_pb2.StatusResponse.FromString(client.connection()[0].call("kvstore.v1.Admin/Status", b"", 10.0))
+        assert status.reservations <= 3
 
 
 def test_places_of_an_older_daemon_are_used_once():

@@ -12,6 +12,7 @@ from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import NamespacePolicy
 from kvstore.core.types import BlockKey, LeaseId, NamespaceId, Outcome, Target, WritePolicy
 from kvstore.tools.kvbench import peers
+from kvstore.tools.kvbench.calls import run_calls
 from kvstore.tools.kvbench.inside import busy, fill_inside, lookups, matcher, putter, store_inside
 from kvstore.tools.kvbench.limits import MemoryCopies, echo, noise
 from kvstore.tools.kvbench.load import neighbour
@@ -44,6 +45,7 @@ def run_store(socket: str, effort: Effort) -> list[Row]:
             *_calls(client, effort),
             *_matches(client, socket, effort),
             *_matches_inside(effort),
+            *run_calls(),
         ]
 
 
