@@ -8,16 +8,14 @@ of gRPC, Write by ``WRITE_BYTES_MAX`` a stream and ``WRITES_MAX`` streams.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
 from typing import Final
 
 from kvstore.cache import FetchResult
-from kvstore.core.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unauthenticated, UnknownLease
+from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable
 from kvstore.core.types import (
-    LeaseId,
     Outcome,
     Place,
     Reason,
@@ -35,7 +33,6 @@ from kvstore.wire import messages as convert
 READ_BLOCKS: Final = 8
 """Blocks that one Read pins at a time."""
 
-LEASE_TTL_MS: Final = 60_000
 WRITES_MAX: Final = 8
 PEER_WRITES_MAX: Final = 6
 """Those of one peer, so that it never shuts all others out."""
@@ -71,11 +68,10 @@ class Streams:
         session = ctx.session
         found = session.opened(namespace)
         reader = Reader(session, found, layers or (0, found.layout.layers), frozenset(request.accept))
-        lease_id = session.grant_lease("read stream", LEASE_TTL_MS)
-        try:
+        # Without a clock: the reader may pause as long as its stream lives.
+        with session.pins("read stream") as lease_id:
             for begin in range(0, len(keys), READ_BLOCKS):
                 part = keys[begin : begin + READ_BLOCKS]
-                session.renew_lease(lease_id)
                 fetched = await self._dispatcher.wait(partial(reader.fetch, part, lease_id))
                 for position, key in enumerate(part):
                     index = begin + position
@@ -83,25 +79,17 @@ class Streams:
                     if fetched.outcomes[position] is not Outcome.HIT or place is None:
                         yield _missing(index, fetched, position)
                         continue
-                    async for chunk in self._block(reader, index, place, lease_id):
+                    async for chunk in self._block(reader, index, place):
                         yield chunk
                     session.release(lease_id, namespace, [key])
-        except UnknownLease as error:
-            raise DeadlineExceeded(
-                f"the reader paused for over {LEASE_TTL_MS} ms, and what it had not read is no longer kept for it"
-            ) from error
-        finally:
-            with contextlib.suppress(UnknownLease, Unauthenticated):
-                session.release(lease_id)
 
-    async def _block(
-        self, reader: Reader, index: int, place: Place, lease_id: LeaseId
-    ) -> AsyncIterator[cache_pb2.ReadChunk]:
-        """Chunks of a pinned block. That its pin held is proven after each copy, since the reader may pause at any."""
+    async def _block(self, reader: Reader, index: int, place: Place) -> AsyncIterator[cache_pb2.ReadChunk]:
+        """Chunks of a pinned block. That its place held is proven after each copy, since a session may end at any."""
         begin, size, coder = 0, reader.payload_bytes(place), reader.coder(place)
         while begin < size:
             chunk = await self._dispatcher.work(partial(reader.chunk, index, place, begin, coder))
-            reader.session.renew_lease(lease_id)
+            if not reader.session.held(place):
+                raise Unavailable("what was being read is no longer kept for the stream: its pins were given up")
             begin += self._wire.read.count(chunk)
             yield chunk
 

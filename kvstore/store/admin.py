@@ -254,8 +254,8 @@ class Admin:
             now = self._state.clock.now()
             owned = tuple(
                 LeaseReport(
-                    x.lease_id, x.name, x.owner.name, x.owner.pid, max(x.deadline - now, 0.0), len(x.holds),
-                    len(x.pins), x.buffer_bytes,
+                    x.lease_id, x.name, x.owner.name, x.owner.pid, max(x.deadline - now, 0.0) if x.timed else 0.0,
+                    len(x.holds), len(x.pins), x.buffer_bytes,
                 )
                 for x in self._state.owners.leases.values()
             )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -126,19 +127,27 @@ class Reservation:
 
 @dataclass(slots=True)
 class Lease:
-    """An owned, named, timed right. ``pins`` are copy numbers, ``holds`` slots, ``buffers`` ranges by block."""
+    """An owned, named right. ``pins`` are copy numbers, ``holds`` slots, ``buffers`` ranges by block.
+
+    Its time runs out at ``deadline``; one that a stream of the daemon owns has no time and ends with the stream.
+    """
 
     lease_id: LeaseId
     owner: Owner
     name: str
-    ttl_ms: int
-    deadline: float
+    ttl_ms: int = 0
+    deadline: float = math.inf
     pins: set[int] = field(default_factory=set)
     holds: set[int] = field(default_factory=set)
     jobs: set[JobId] = field(default_factory=set)
     """Jobs that are to pin for it."""
     buffers: dict[BlockName, list[tuple[int, int]]] = field(default_factory=dict)
     ended: bool = False
+
+    @property
+    def timed(self) -> bool:
+        """Whether it ends by itself when its time is up."""
+        return self.deadline < math.inf
 
     @property
     def buffer_bytes(self) -> int:
@@ -196,7 +205,8 @@ class Owners:
         """Enter a new lease."""
         self.leases[lease.lease_id] = lease
         lease.owner.leases.add(lease.lease_id)
-        heapq.heappush(self._deadlines, (lease.deadline, lease.lease_id))
+        if lease.timed:
+            heapq.heappush(self._deadlines, (lease.deadline, lease.lease_id))
         self._count(lease.owner, "leases", 1)
 
     def take_lease(self, lease: Lease) -> None:
@@ -205,7 +215,7 @@ class Owners:
         lease.owner.leases.discard(lease.lease_id)
         self._count(lease.owner, "leases", -1)
         if len(self._deadlines) > 2 * len(self.leases) + DEADLINES_SLACK:
-            self._deadlines = [(known.deadline, number) for number, known in self.leases.items()]
+            self._deadlines = [(known.deadline, number) for number, known in self.leases.items() if known.timed]
             heapq.heapify(self._deadlines)
 
     @property

@@ -121,7 +121,10 @@ class EvictReport:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """One lease; ``owner`` is its session's name. Operator pins have lease id 0 and owner "operator"."""
+    """One lease; ``owner`` is its session's name, and ``seconds_left`` is 0 for that of a stream, which has no clock.
+
+    Operator pins have lease id 0 and owner "operator".
+    """
 
     lease_id: LeaseId
     name: str

@@ -7,7 +7,8 @@ or the disk; all others are bookkeeping.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from kvstore.core.types import (
     LeaseId,
     NamespaceId,
     Outcome,
+    Place,
     ReservationId,
     SessionId,
     Target,
@@ -226,6 +228,22 @@ class Session:
     def release(self, lease_id: LeaseId, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = ()) -> int:
         """See ``Cache.release``."""
         return self._verbs.tenancy.release(self._owner, lease_id, namespace_id, keys)
+
+    @contextmanager
+    def pins(self, name: str) -> Iterator[LeaseId]:
+        """A lease for what the daemon itself reads on the session's behalf: it has no clock.
+
+        It ends with the block of the ``with`` statement, or with the session. Raises ResourceExhausted at the bound.
+        """
+        lease = self._verbs.tenancy.grant_untimed(self._owner, name)
+        try:
+            yield lease.lease_id
+        finally:
+            self._verbs.tenancy.end(lease)
+
+    def held(self, place: Place) -> bool:
+        """Whether bytes that were copied from a place since it was told are the block's. Raises Unauthenticated."""
+        return self._verbs.tenancy.held(self._owner, place)
 
     def memory(self, area: Area) -> memoryview:
         """See ``Cache.memory``."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unavailable
-from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, ReservationId, SessionId, Tier
+from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, Place, ReservationId, SessionId, Tier
 from kvstore.store import validate
 from kvstore.store.book import TIER_BITS
 from kvstore.store.buffers import Buffers
-from kvstore.store.index import NONE
+from kvstore.store.index import NONE, PAGE_BITS
 from kvstore.store.lifecycle import Event
 from kvstore.store.namespaces import Namespace
 from kvstore.store.owners import Lease, Owner, Reservation, Who
@@ -122,6 +122,13 @@ class Tenancy:
         whole = arena.view(0, arena.capacity_bytes)
         return whole if arena.client_writable else whole.toreadonly()
 
+    def held(self, owner: Owner, place: Place) -> bool:
+        """See ``Session.held``: the range was not handed out again if its page has the version it had."""
+        self.require(owner)
+        tier = {Area.HOST: Tier.HOST, Area.DEVICE: Tier.DEVICE}.get(place.area)
+        arena = self._state.arenas.get(tier) if tier else owner.buffer
+        return arena is not None and arena.versions[place.offset >> PAGE_BITS] == place.version
+
     def buffer_io_end(self, owner: Owner) -> None:
         """A job no longer lands bytes in the session's buffer. Called with the lock held."""
         owner.buffer_io -= 1
@@ -179,11 +186,29 @@ class Tenancy:
             state.owners.add_lease(Lease(lease_id, owner, name, ttl_ms, state.clock.now() + ttl_ms / 1000))
         return lease_id
 
+    def grant_untimed(self, owner: Owner, name: str) -> Lease:
+        """A lease without a clock, which is its caller's to ``end``; the session's end ends it, too."""
+        state = self._state
+        validate.check_lease(name, 1)
+        with state.locked():
+            owner.require_open()
+            state.owners.require_room("leases", owner.peer, state.config)
+            lease = Lease(LeaseId(state.owners.next_id()), owner, name)
+            state.owners.add_lease(lease)
+        return lease
+
+    def end(self, lease: Lease) -> None:
+        """End a lease, if it has not ended yet."""
+        with self._state.locked():
+            if not lease.ended:
+                self.end_lease(lease)
+
     def renew(self, owner: Owner, lease_id: LeaseId) -> int:
         """See ``Store.renew_lease``."""
         with self._state.locked():
             lease = self.lease(owner, lease_id)
-            lease.deadline = self._state.clock.now() + lease.ttl_ms / 1000
+            if lease.timed:
+                lease.deadline = self._state.clock.now() + lease.ttl_ms / 1000
             return lease.ttl_ms
 
     def hold(

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from kvstore.core.errors import DeadlineExceeded, Unavailable
+from kvstore.core.errors import Unauthenticated, Unavailable
 from kvstore.core.types import Outcome, Tier
 from kvstore.rpc.context import CallContext, Services
 from kvstore.rpc.dispatch import ADMINS, Dispatcher
 from kvstore.rpc.sessions import Sessions
-from kvstore.rpc.streams import LEASE_TTL_MS, READ_BLOCKS, Streams
-from kvstore.testing.world import World
+from kvstore.rpc.streams import READ_BLOCKS, Streams
+from kvstore.testing.world import SPEC, World, slice_of
 from kvstore.v1 import admin_pb2, cache_pb2
 
 VERIFY = "kvstore.v1.Admin/Verify"
@@ -75,22 +75,65 @@ def test_operators_never_keep_a_thread_from_a_commit(world, dispatcher):
     asyncio.run(run())
 
 
-def test_a_reader_that_paused_gets_a_status_and_never_another_block_s_bytes(world, dispatcher):
-    """Its pins end with its lease, others take the memory, and the stream says so."""
+def expected(world, key):
+    """The payload of a block: its slices, without padding."""
+    return b"".join(slice_of(key, layer) for layer in range(SPEC.layers))
+
+
+def read(world, dispatcher, keys):
+    request = cache_pb2.ReadRequest(namespace_id=world.namespace_id, keys=b"".join(keys))
+    return Streams(dispatcher).read(context(world, dispatcher), request)
+
+
+def test_a_reader_may_pause_as_long_as_its_stream_lives(world, dispatcher):
+    """Its pins have no clock: others find no room meanwhile, and it goes on with the bytes of its own blocks."""
     keys = world.chain(0, READ_BLOCKS)
     world.put(keys)
 
     async def run():
-        request = cache_pb2.ReadRequest(namespace_id=world.namespace_id, keys=b"".join(keys))
-        stream = Streams(dispatcher).read(context(world, dispatcher), request)
-        first = await anext(stream)
-        assert first.outcome == int(Outcome.HIT)
-        world.clock.advance(LEASE_TTL_MS / 1000 + 1)
+        stream = read(world, dispatcher, keys)
+        chunks = [await anext(stream)]
+        for turn in range(1, 12):
+            world.clock.advance(60)
+            world.store.tick()
+            assert world.put(world.chain(turn, READ_BLOCKS)).outcomes[0] is Outcome.BUSY
+        assert world.store.leases()[0].seconds_left == 0
+        chunks += [chunk async for chunk in stream]
+        assert [bytes(chunk.data) for chunk in chunks] == [expected(world, key) for key in keys]
+        assert not world.store.leases()
+
+    asyncio.run(run())
+
+
+def test_a_stream_whose_pins_were_given_up_ends_with_a_status(world, dispatcher):
+    """Whoever guesses the number of the stream's lease gains nothing by it: each chunk is proven after its copy."""
+    keys = world.chain(0, READ_BLOCKS)
+    world.put(keys)
+
+    async def run():
+        stream = read(world, dispatcher, keys)
+        assert (await anext(stream)).outcome == int(Outcome.HIT)
+        world.cache.release(world.store.leases()[0].lease_id, world.namespace_id, keys)
         world.put(world.chain(1, READ_BLOCKS))
         assert world.cache.match(world.namespace_id, keys).matched < READ_BLOCKS
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(Unavailable, match="no longer kept"):
             await anext(stream)
         assert not world.store.leases()
+
+    asyncio.run(run())
+
+
+def test_a_stream_ends_with_its_session(world, dispatcher):
+    keys = world.chain(0, 2)
+    world.put(keys)
+
+    async def run():
+        stream = read(world, dispatcher, keys)
+        await anext(stream)
+        world.cache.close()
+        assert not world.store.leases()
+        with pytest.raises(Unauthenticated):
+            await anext(stream)
 
     asyncio.run(run())
 

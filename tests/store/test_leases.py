@@ -256,3 +256,36 @@ def test_a_lease_is_granted_for_the_longest_time_at_most(make_world):
     world.clock.advance(2.1)
     with pytest.raises(UnknownLease):
         world.cache.renew_lease(lease)
+
+
+def test_pins_of_the_daemon_have_no_clock_and_end_with_their_owner(world):
+    keys = world.chain(1, 2)
+    world.put(keys)
+    with world.cache.pins("read stream") as lease:
+        pinned(world, keys, lease)
+        world.clock.advance(1e6)
+        world.store.tick()
+        assert world.cache.renew_lease(lease) == 0
+        assert [(report.name, report.pins) for report in world.store.leases()] == [("read stream", 2)]
+        assert world.store.status().counters["lease_deadlines"] == 0
+        assert world.cache.remove(world.namespace_id, keys) == (BUSY, BUSY)
+    assert world.store.leases() == ()
+    with world.cache.pins("read stream") as lease:
+        pinned(world, keys, lease)
+        world.cache.close()
+        assert world.store.leases() == ()
+    assert world.store.status().counters["copies_pinned"] == 0
+
+
+def test_held_tells_whether_a_place_was_handed_out_again(world):
+    keys = world.chain(1, 2)
+    world.put(keys)
+    place = world.fetch(keys).places[0]
+    assert world.cache.held(place)
+    world.cache.release(world.store.leases()[0].lease_id)
+    assert world.cache.held(place)
+    world.cache.remove(world.namespace_id, keys)
+    assert not world.cache.held(place)
+    world.cache.close()
+    with pytest.raises(Unauthenticated):
+        world.cache.held(place)

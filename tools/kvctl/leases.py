@@ -27,7 +27,7 @@ def leases(call: Call) -> Exit:
                 lease.name or "-",
                 lease.owner or "-",
                 str(lease.pid) if lease.pid else "-",
-                text.duration(lease.seconds_left) if lease.lease_id else "no end",
+                text.duration(lease.seconds_left) if lease.seconds_left else "no end",
                 text.count(lease.pins),
                 text.count(lease.holds),
                 text.size(lease.buffer_bytes) if lease.buffer_bytes else "-",
