@@ -132,6 +132,7 @@ def build_store(config: Config, tiers: Tiers, clock: Clock, on_job_done: JobDone
         loader_threads=config.loader_threads,
         writer_threads=config.writer_threads,
         sessions_max=config.sessions_max,
+        peer_share=config.peer_share,
         lease_ttl_ms_max=config.lease_ttl_max_s * 1000,
         buffer_bytes_max=config.buffer_max,
         # The arenas are there by now, so what is left is beside them.

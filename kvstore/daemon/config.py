@@ -117,6 +117,13 @@ class Config(BaseModel):
         "container's limit, has left beside the arenas at start.",
     )
     sessions_max: int = Field(1024, ge=1, le=65535, description="Most sessions at one time.")
+    peer_share: float = Field(
+        0.75,
+        gt=0,
+        le=1,
+        description="Part of sessions, leases, reservations, jobs, buffers and opened namespaces that one uid, or one "
+        "remote address, may take. 1 lets one take all.",
+    )
     lease_ttl_max_s: int = Field(600, ge=1, le=86400, description="Longest time to live of a lease, in seconds.")
     loader_threads: int = Field(2, ge=1, le=64, description="Threads that promote blocks.")
     writer_threads: int = Field(2, ge=1, le=64, description="Threads that write blocks to SSD.")

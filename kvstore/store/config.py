@@ -42,8 +42,8 @@ class StoreConfig:
     """Namespaces in use at one time (a block, or an open session that opened it); others are forgotten to make room.
     A name counts as one, too, and so does each KiB of a spec's text."""
     peer_share: float = 0.75
-    """Part of sessions_max, leases_max, reservations_max, jobs_max and of the buffers' bytes that one peer may take: a
-    uid of this machine, or a remote address."""
+    """Part of sessions_max, leases_max, reservations_max, jobs_max, namespaces_max (those that sessions opened) and of
+    the buffers' bytes that one peer may take: a uid of this machine, or a remote address."""
     load_queue_max: int = 1_024
     """Jobs of fetch and prefetch waiting for a loader."""
     write_queue_max: int = 65_536

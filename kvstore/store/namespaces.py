@@ -161,6 +161,10 @@ class NamespaceTable:
             found.on_disk = found.on_disk and len(found.names) > 1
         return found, created
 
+    def weight_of(self, spec: NamespaceSpec, name: str, *, opened: bool) -> int:
+        """What opening adds to the bound of a peer: the namespace, unless it has it ``opened``, and a new name."""
+        return (0 if opened else _weight_of(spec)) + (1 if name and name not in self._by_name else 0)
+
     def _add(self, namespace_id: NamespaceId, spec: NamespaceSpec, policy: NamespacePolicy) -> Namespace:
         number = self._free.pop() if self._free else len(self.entries)
         added = Namespace(number, namespace_id, spec, BlockLayout.of(spec), policy)

@@ -27,10 +27,14 @@ class Opening:
             raise InvalidArgument("policy.durability", "DURABLE", "MEMORY, since this store has no SSD tier")
         with state.locked():
             owner.require_open()
+            weight = state.namespaces.weight_of(spec, name, opened=spec.namespace_id in owner.namespaces)
+            if weight:
+                state.owners.require_share("namespaces", owner.peer, state.config, more=weight)
             namespace, created = state.namespaces.open(spec, name, policy)
             if namespace.namespace_id not in owner.namespaces:
                 owner.namespaces[namespace.namespace_id] = namespace
                 state.namespaces.use(namespace)
+            state.owners.charge_namespaces(owner, weight)
             near = state.namespaces.near(spec, owner.namespaces)
             # Without a block on SSD it is kept there before the first one is written, if ever one is.
             keep = not namespace.on_disk and namespace.blocks_by_tier[Tier.SSD] > 0

@@ -68,6 +68,8 @@ class Owner:
     leases: set[LeaseId] = field(default_factory=set)
     jobs: set[JobId] = field(default_factory=set)
     ended: bool = False
+    weight: int = 0
+    """What its namespaces and the names that it gave them count in the bound of its peer."""
     namespaces: dict[NamespaceId, Namespace] = field(default_factory=dict)
     """Those that it opened: they are not forgotten while it lives, and it has a right to these and no others."""
 
@@ -239,6 +241,11 @@ class Owners:
         job.owner.jobs.add(job.job_id)
         self._count(job.owner, "jobs", 1)
 
+    def charge_namespaces(self, owner: Owner, weight: int) -> None:
+        """A session has opened namespaces, or names of them, of this weight more; they are its peer's until it ends."""
+        owner.weight += weight
+        self._count(owner, "namespaces", weight)
+
     def _count(self, owner: Owner, what: str, change: int) -> None:
         mine = (owner.peer, what)
         self.peers[mine] += change
@@ -314,7 +321,11 @@ class Owners:
         present = len(getattr(self, what))
         if present + more > limit:
             raise ResourceExhausted(f"{present} {what} are open; the bound is store.{what}_max = {limit}", field=what)
-        mine, share = self.peers[peer, what], config.peer_bound(limit)
+        self.require_share(what, peer, config, more=more)
+
+    def require_share(self, what: str, peer: str, config: StoreConfig, *, more: int) -> None:
+        """Raise ResourceExhausted where ``more`` are above the share of one peer."""
+        mine, share = self.peers[peer, what], config.peer_bound(getattr(config, f"{what}_max"))
         if mine + more > share:
             raise ResourceExhausted(
                 f"{peer} has {mine} {what} open; the bound of one peer is {share}, store.peer_share of {what}_max",

@@ -140,6 +140,7 @@ class Tenancy:
         for namespace in owner.namespaces.values():
             self._state.namespaces.leave(namespace)
         owner.namespaces.clear()
+        self._state.owners.charge_namespaces(owner, -owner.weight)
         if owner.buffer is not None:
             self._state.afterwards(owner.buffer.close)
             owner.buffer = None

@@ -56,7 +56,7 @@ def test_namespaces_are_named_and_bound(world):
 
 
 def test_namespaces_are_bounded(make_world):
-    world = make_world(config=StoreConfig(namespaces_max=1))
+    world = make_world(config=StoreConfig(namespaces_max=1, peer_share=1.0))
     with pytest.raises(ResourceExhausted, match="namespaces_max"):
         world.cache.open_namespace(replace(SPEC, salt=b"x"))
     with pytest.raises(InvalidArgument, match="name"):

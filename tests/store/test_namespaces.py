@@ -207,7 +207,7 @@ def test_two_namespaces_of_equal_keys_in_every_way():
 
 
 def test_a_namespace_that_nothing_needs_is_forgotten_to_make_room(make_world):
-    world = make_world(config=StoreConfig(namespaces_max=4))
+    world = make_world(config=StoreConfig(namespaces_max=4, peer_share=1.0))
     ids = []
     for number in range(200):
         cache = world.store.open_session(f"tenant {number}", buffer_bytes=1 << 16)
@@ -220,7 +220,7 @@ def test_a_namespace_that_nothing_needs_is_forgotten_to_make_room(make_world):
 
 
 def test_a_namespace_with_a_block_or_an_open_session_stays(make_world):
-    world = make_world(config=StoreConfig(namespaces_max=3), device_blocks=0)
+    world = make_world(config=StoreConfig(namespaces_max=3, peer_share=1.0), device_blocks=0)
     holder, keeper = (Tenant(world, replace(SPEC, salt=salt)) for salt in (b"block", b"session"))
     cache = world.store.open_session("short", buffer_bytes=1 << 16)
     holder.put(KEYS[0])
@@ -242,7 +242,7 @@ def test_a_namespace_with_a_block_or_an_open_session_stays(make_world):
 
 
 def test_long_specs_and_many_names_weigh_more(make_world):
-    world = make_world(config=StoreConfig(namespaces_max=8))
+    world = make_world(config=StoreConfig(namespaces_max=8, peer_share=1.0))
     with pytest.raises(ResourceExhausted):
         world.cache.open_namespace(replace(SPEC, salt=b"x" * 8192))
     for number in range(7):
@@ -258,7 +258,7 @@ def test_after_a_restart_only_namespaces_with_blocks_take_room(make_world, disk)
         tenant.put(KEYS[0], durability=Durability.DURABLE)
     world.close()
     assert len(disk.namespaces()) == 3
-    again = make_world(disk=disk, config=StoreConfig(namespaces_max=4))
+    again = make_world(disk=disk, config=StoreConfig(namespaces_max=4, peer_share=1.0))
     assert len(again.store.namespaces()) == 4
     with pytest.raises(ResourceExhausted):
         again.cache.open_namespace(replace(SPEC, salt=b"one more"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +104,25 @@ def test_no_peer_takes_all_bytes_of_buffers(make_world):
     world.store.open_session("other", buffer_bytes=4096, uid=8)
     first.close()
     world.store.open_session("big", buffer_bytes=1 << 19, uid=7)
+
+
+def test_no_peer_takes_all_namespaces_and_names(make_world):
+    world = make_world(config=StoreConfig(namespaces_max=16, peer_share=0.5))
+    far = [world.store.open_session("far", remote=True, peer="10.0.0.1") for _ in range(2)]
+    for number in range(7):
+        far[number % 2].open_namespace(replace(SPEC, salt=b"%d" % number))
+    far[0].open_namespace(replace(SPEC, salt=b"0"), name="first")
+    far[0].open_namespace(replace(SPEC, salt=b"0"), name="first")
+    for spec, name in ((SPEC, ""), (replace(SPEC, salt=b"0"), "second")):
+        with pytest.raises(ResourceExhausted, match="has 8 namespaces"):
+            far[0].open_namespace(spec, name=name)
+    other = world.store.open_session("other", remote=True, peer="10.0.0.2")
+    other.open_namespace(replace(SPEC, salt=b"other"), name="other")
+    far[1].close()
+    for number in range(3):
+        far[0].open_namespace(replace(SPEC, salt=b"more %d" % number))
+    far[0].close()
+    assert not [peer for peer, _ in world.store._state.owners.peers if peer == "10.0.0.1"]
 
 
 def test_verify_and_evict_end_with_their_caller(world):
