@@ -77,3 +77,24 @@ def test_a_daemon_starts_on_a_full_disk(daemon, flags, connect, small_disk):
     client.put(tenant.id, tenant.blocks(chain("after", 4)))
     got = client.get(tenant.id, keys)
     assert not tenant.wrong(keys, got.outcomes, got.payloads)
+
+
+def test_a_lowered_cap_holds_when_the_daemon_is_ready(daemon, flags, connect, tmp_path):
+    tenant, chains = Tenant.of(1, 2), [chain(f"cap {i}", 32) for i in range(40)]
+    for size in ("64 MiB", "32 MiB", "16 MiB", "8 MiB"):
+        flags["ssd"] = size
+        daemon.start()
+        assert disk_bytes(tmp_path / "ssd") <= int(size.split()[0]) << 20
+        client = connect(tenant, strict=False)
+        for keys in chains:
+            client.put(tenant.id, tenant.blocks(keys))
+        client.flush(20_000)
+        got = client.get(tenant.id, chains[-1])
+        assert not tenant.wrong(chains[-1], got.outcomes, got.payloads)
+        assert disk_bytes(tmp_path / "ssd") <= int(size.split()[0]) << 20
+        client.close()
+        daemon.stop()
+
+
+def disk_bytes(folder):
+    return int(subprocess.run(["du", "-sB1", str(folder)], capture_output=True, check=True).stdout.split()[0])

@@ -268,9 +268,16 @@ class Core:
 
     def room_bytes(self, blocks: int = 0, extents: int = 0) -> int:
         """Bytes that segments may still grow by within the cap; spares are there to be used."""
+        return self.slack_bytes(blocks, extents) + self.spare_bytes()
+
+    def slack_bytes(self, blocks: int = 0, extents: int = 0) -> int:
+        """``room_bytes`` beside the spares; below 0 some of them have to go."""
         metadata = max(self.metadata_need(blocks, extents), self.ledger.metadata_bytes)
-        spare = sum(self.ledger.segment_bytes.get(segment.number, 0) for segment in self.spares)
-        return self.config.capacity_bytes - metadata - (self.ledger.segments_bytes - spare)
+        return self.config.capacity_bytes - metadata - self.ledger.segments_bytes
+
+    def spare_bytes(self) -> int:
+        """Bytes of spares on disk."""
+        return sum(self.ledger.segment_bytes.get(segment.number, 0) for segment in self.spares)
 
     def loose_bytes(self) -> int:
         """Bytes behind the last extents of all segments: closed and cut to size, they are room for another."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvstore.core.errors import TierUnavailable
-from kvstore.tiers.ssd.core import log
+from kvstore.tiers.ssd.core import Segment, log
 
 
 @dataclass(slots=True)
@@ -18,6 +18,10 @@ class Findings:
     orphans_removed: int = 0
     salvage: bool = False
     damage: list[str] = field(default_factory=list)
+    shrunk: bool = False
+    """What is there exceeds the cap."""
+    over_cap: list[Segment] = field(default_factory=list)
+    """Segments in which nothing lives any more, to be unlinked once a checkpoint says so."""
 
     def damaged(self, what: str) -> None:
         """Damage that no crash explains: refused in strict mode, logged in normal mode."""

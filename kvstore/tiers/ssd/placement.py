@@ -32,6 +32,7 @@ class Placer:
             if core.room_bytes(blocks, len(runs)) < reserve:
                 core.counters["refused_full"] += 1
                 raise TierFull(f"no room for the index of {blocks} more blocks within {core.config.capacity_bytes}")
+        self._spares.shed(0, blocks, len(runs))
         for done, run in enumerate(runs):
             try:
                 self._place_one(run, reserve)
@@ -69,7 +70,9 @@ class Placer:
         with core.lock:
             old = core.open_segment
         if old is not None and old.used_bytes + total <= core.config.segment_size and old.open:
-            self._check_room(core.config.segment_size - old.file_bytes, 0, reserve)
+            more = core.config.segment_size - old.file_bytes
+            self._check_room(more, 0, reserve)
+            self._spares.shed(more)
             self._extend(old, core.config.segment_size)
             return
         with core.lock:
@@ -139,10 +142,8 @@ class Placer:
         with core.lock:
             core.ledger.remove_segment(spare.number)
             core.ledger.set_segment(number, spare.file_bytes)
-            room = core.room_bytes() + sum(one.file_bytes for one in core.spares)
-        if size - spare.file_bytes > room:
-            # The spare is small, and the others take what it lacks.
-            self._spares.collect(keep=0)
+        # The spare may be small, and the others take what it lacks.
+        self._spares.shed(max(0, size - spare.file_bytes))
         self._begin(Segment(number, spare.fd, spare.file_bytes, SEGMENT_HEAD_BYTES, open=True, name_synced=False), size)
 
     def _next_number(self) -> int:

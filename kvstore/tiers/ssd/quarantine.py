@@ -103,6 +103,13 @@ class Quarantine:
             number = name.partition("-")[0]
             self._next = max(self._next, int(number) + 1 if number.isdigit() else 0)
 
+    def fit(self) -> None:
+        """Delete the oldest files where a lowered cap has no room for all."""
+        for entry in self.entries():
+            if self.total_bytes <= self._core.config.quarantine_limit:
+                return
+            self._delete(entry)
+
     def keep(self, label: str, data: bytes, cause: str, key: BlockKey = _NO_KEY) -> None:
         """Write ``data`` aside, or as much of it as there is room for."""
         core = self._core
@@ -158,15 +165,18 @@ class Quarantine:
 
     def empty(self) -> None:
         """Delete everything set aside."""
-        core = self._core
         for entry in self.entries():
-            try:
-                core.port.unlink(entry.file)
-            except FileNotFoundError:
-                log.debug("%s was gone already", entry.file)
-            with core.lock:
-                self._entries.pop(entry.file, None)
-                core.ledger.remove_file(entry.file)
+            self._delete(entry)
+
+    def _delete(self, entry: QuarantineEntry) -> None:
+        core = self._core
+        try:
+            core.port.unlink(entry.file)
+        except FileNotFoundError:
+            log.debug("%s was gone already", entry.file)
+        with core.lock:
+            self._entries.pop(entry.file, None)
+            core.ledger.remove_file(entry.file)
 
     def _describe(self, path: str, size: int) -> QuarantineEntry:
         port = self._core.port

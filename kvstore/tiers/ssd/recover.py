@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from kvstore.core.errors import CorruptBlock
+from kvstore.tiers.ssd.cap import forget_over_cap
 from kvstore.tiers.ssd.catalog import CATALOG_COPY, CATALOG_NAME, unpack_catalog
 from kvstore.tiers.ssd.checkpoint import unpack_checkpoint
-from kvstore.tiers.ssd.commit import Journal, create_journal
+from kvstore.tiers.ssd.commit import Committer, Journal, create_journal
 from kvstore.tiers.ssd.core import Core, log
 from kvstore.tiers.ssd.files import read_file, remove_file
 from kvstore.tiers.ssd.findings import Findings
@@ -23,6 +25,8 @@ from kvstore.tiers.ssd.replay import Replay, drop_extents
 from kvstore.tiers.ssd.salvage import find_extents
 from kvstore.tiers.ssd.spaces import catalog_bytes, forget_empty, read_catalog
 from kvstore.tiers.ssd.survey import Survey
+
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def recover_tables(core: Core, quarantine: Quarantine) -> tuple[Findings, Journal]:
@@ -54,6 +58,7 @@ class Recovery:
         self._replay.finish()
         self._core.table.share_parents()
         Survey(self._core, self.findings, self._quarantine).run(names)
+        forget_over_cap(self._core, self.findings)
         journal = self._create_journal(last + 1)
         forget_empty(self._core)
         journal.older = [number for number in numbers_of(names, "journal") if number >= generation]
@@ -68,7 +73,12 @@ class Recovery:
             try:
                 return create_journal(core, number)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not core.segments:
+                if error.errno not in NO_ROOM:
+                    raise
+                if self.findings.over_cap:
+                    remove_over_cap(core, self.findings)
+                    continue
+                if not core.segments:
                     raise
                 segment = min(core.segments.values(), key=lambda one: one.live_bytes)
                 log.error("recovery: %s; %s is given up for it", error, segment.name)
@@ -80,6 +90,7 @@ class Recovery:
                 del core.segments[segment.number]
                 core.port.close(segment.fd)
                 remove_file(core, segment.name)
+                core.ledger.remove_segment(segment.number)
 
     def _list_files(self) -> list[str]:
         core = self._core
@@ -195,6 +206,27 @@ class Recovery:
 
     def _size(self, name: str) -> int:
         return self._core.port.stat(name).size if name in self._core.ledger.names() else 0
+
+
+def start_journal(core: Core, committer: Committer, journal: Journal, findings: Findings) -> None:
+    """Go on in the new journal, behind a checkpoint where the old files say what is no longer so."""
+    try:
+        committer.start(journal, checkpoint=bool(findings.damage) or findings.shrunk)
+    except OSError as error:
+        if error.errno not in NO_ROOM or not findings.over_cap:
+            raise
+        remove_over_cap(core, findings)
+        committer.start(committer.journal or journal, checkpoint=True)
+    remove_over_cap(core, findings)
+
+
+def remove_over_cap(core: Core, findings: Findings) -> None:
+    """Unlink the segments that a lowered cap has no room for."""
+    while findings.over_cap:
+        segment = findings.over_cap.pop()
+        core.port.close(segment.fd)
+        remove_file(core, segment.name)
+        core.ledger.remove_segment(segment.number)
 
 
 def scan_frames(data: memoryview, generation: int, apply: Callable[[Record], None]) -> tuple[int, int]:

@@ -55,8 +55,21 @@ class Spares:
                     freed += segment.file_bytes
         while True:
             with core.lock:
-                if len(core.spares) <= keep:
+                # One of the time of a larger cap is not what the next segment is to be.
+                large = [one for one in core.spares if one.file_bytes > 2 * core.config.segment_size]
+                if len(core.spares) <= keep and not large:
                     return freed
+                segment = large[0] if large else min(core.spares, key=lambda one: one.file_bytes)
+                core.spares.remove(segment)
+            self.remove(segment)
+
+    def shed(self, nbytes: int = 0, blocks: int = 0, extents: int = 0) -> None:
+        """Unlink spares until ``nbytes`` find room beside those that stay, and the index of so many more blocks."""
+        core = self._core
+        while True:
+            with core.lock:
+                if not core.spares or core.slack_bytes(blocks, extents) >= nbytes:
+                    return
                 segment = min(core.spares, key=lambda one: one.file_bytes)
                 core.spares.remove(segment)
             self.remove(segment)

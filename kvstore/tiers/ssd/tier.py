@@ -33,7 +33,7 @@ from kvstore.tiers.ssd.port import DiskPort, LinuxDisk
 from kvstore.tiers.ssd.quarantine import DIRECTORY, Quarantine, keep_block
 from kvstore.tiers.ssd.reader import Reader
 from kvstore.tiers.ssd.reclaim import Reclaimer
-from kvstore.tiers.ssd.recover import recover_tables
+from kvstore.tiers.ssd.recover import recover_tables, start_journal
 from kvstore.tiers.ssd.spaces import CATALOG_FILES, keep_space, write_catalog
 from kvstore.tiers.ssd.usage import measure_usage, refresh_ledger
 from kvstore.tiers.ssd.writer import Writer
@@ -74,9 +74,10 @@ class SsdTier:
         begin = core.clock.now()
         try:
             self._quarantine.load()
+            self._quarantine.fit()
             found, journal = recover_tables(core, self._quarantine)
             parents = missing_parents(core, found)
-            self._committer.start(journal, checkpoint=bool(found.damage))
+            start_journal(core, self._committer, journal, found)
         except OSError as error:
             raise TierUnavailable(f"recovery of {core.port.directory}: {error}") from error
         live = sum(segment.live_bytes for segment in core.segments.values())
