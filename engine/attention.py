@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from transformers import AttentionInterface
 
-from kvstore.engine.writer import KvWriter
 from kvstore.kernels.attention import merge, paged_attention
 from kvstore.kernels.paged import AttentionOptions, PagedBatch
 
 ATTENTION_NAME: Final = "kvstore_paged"
+
+
+class Writer(Protocol):
+    """Takes the K and V of one layer of a step's tokens (``writer.KvWriter``)."""
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write layer ``layer`` of every token: key and value are [kv_heads, tokens, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ class AttentionStep:
     ``batches[layer]`` are disjoint parts of the same context (one a codec); their partial results are merged.
     """
 
-    writer: KvWriter
+    writer: Writer
     batches: Sequence[tuple[PagedBatch, ...]]
 
 

@@ -79,7 +79,7 @@ class Engine:
         self._link.attach()
         self._blocks = BlockManager(self._link, self._spec, self._config, self.counters)
         self._scheduler = Scheduler(self._config, self._blocks, self._link, self.counters)
-        self._runner = ModelRunner(model, self._link.device)
+        self._runner = ModelRunner(model.network, self._link.device)
         self._next_id = 1
         self._ended: list[TokenOutput] = []
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from kvstore.engine.memory import CPU
 from kvstore.engine.step import StepInput
-from kvstore.engine.weights import Model
 
 
 class ModelRunner:
-    """Runs a Model on ``device``, where its module is moved. Its own cache is not used: K and V live in the blocks."""
+    """Runs the module of a Model on ``device``, where it is moved. Its own cache is not used: K and V live in the blocks."""
 
-    def __init__(self, model: Model, device: torch.device = CPU) -> None:
-        self._network = model.network.to(device)
+    def __init__(self, network: Any, device: torch.device = CPU) -> None:
+        self._network = network.to(device)
         self._device = device
 
     @torch.inference_mode()

@@ -21,6 +21,7 @@ from kvstore.engine.attention import ATTENTION_NAME, register_attention
 from kvstore.engine.digests import remembered_sha256
 from kvstore.engine.gguf import SOURCE_FILE, Progress, convert
 from kvstore.engine.namespace import Identity, UnsupportedModel, spec_of
+from kvstore.engine.proving import prove
 from kvstore.engine.text import TextCodec
 
 CONFIG_FILE: Final = "config.json"
@@ -107,11 +108,15 @@ def _network(path: Path, dtype: str) -> Any:
 def adopt_model(
     network: Any, identity: Identity, dtype: str, *, text: TextCodec | None = None, **options: Any
 ) -> Model:
-    """Make a Model of a module that is loaded already; ``options`` go to ``namespace.spec_of``."""
+    """Make a Model of a module that is loaded already; ``options`` go to ``namespace.spec_of``.
+
+    Raises UnsupportedModel if the engine's path does not compute what the module alone does (``proving.py``).
+    """
     register_attention()
     spec = spec_of(network.config, identity, dtype, **options)
     network.set_attn_implementation(ATTENTION_NAME)
     network.eval()
+    prove(network, spec)
     return Model(network, spec, text, _eos_ids(network))
 
 

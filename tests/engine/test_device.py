@@ -177,7 +177,7 @@ def test_a_step_on_a_gpu_has_ended_when_run_returns(monkeypatch: pytest.MonkeyPa
 
     stream = SimpleNamespace(synchronize=lambda: events.append("synchronised"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    runner = ModelRunner(SimpleNamespace(network=Network()), torch.device("cuda", 1))  # type: ignore[arg-type]
+    runner = ModelRunner(Network(), torch.device("cuda", 1))
     step = SimpleNamespace(token_ids=None, positions=None, attention=None, rows=torch.zeros(0))
     assert runner.run(step).shape == (0, 0)  # type: ignore[arg-type]
     assert events == ["to cuda:1", "forward", "synchronised"]

@@ -32,7 +32,7 @@ def test_logits_equal_transformers(family: str) -> None:
     config, params = EngineConfig(), SamplingParams()
     link = CacheLink(None, pair.model.spec, config, ManualClock())
     blocks = BlockManager(link, pair.model.spec, EngineConfig(private_bytes=1 << 24), Counters())
-    runner = ModelRunner(pair.model)
+    runner = ModelRunner(pair.model.network)
     sequences = [
         Sequence(RequestId(i), random_prompt(i, length), length, params, Sampler(params), 0)
         for i, length in enumerate((200, 3, 129))

@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.llama import modeling_llama
 
 from kvstore import __version__
 from kvstore.client import Client
+from kvstore.daemon.config import Config
 from kvstore.engine.weights import load_model
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvengine.main import main
 from kvstore.v1 import admin_pb2
+from tests.client.harness import daemon_thread
 from tests.engine.families import Pair, build_pair
 from tests.engine.test_gguf import write_gguf
+from tests.engine.test_proving import Twice
 
 CONTEXT = "ab" * 150
 
@@ -211,3 +215,16 @@ def test_an_interrupt_ends_quietly(
     code, _, err = run(capsys, model, "-p", "a")
     assert code == 130
     assert "Traceback" not in err
+
+
+def test_a_family_that_attends_twice_a_layer_ends_with_its_own_code_and_stores_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+) -> None:
+    monkeypatch.setattr(modeling_llama, "LlamaAttention", Twice)
+    with daemon_thread(Config(socket=tmp_path / "s", device=0, host=1 << 24)):
+        code, out, err = run(capsys, model, "-p", CONTEXT, "--socket", tmp_path / "s")
+        with Client(tmp_path / "s") as client:
+            status = admin_pb2.StatusResponse.FromString(client.connection()[0].call("kvstore.v1.Admin/Status", b"", 9))
+        assert not [tier for tier in status.tiers if tier.blocks]
+    assert (code, out) == (4, "")
+    assert "writes them 2 times" in err
