@@ -11,7 +11,10 @@ from kvstore.engine.step import StepInput
 
 
 class ModelRunner:
-    """Runs the module of a Model on ``device``, where it is moved. Its own cache is not used: K and V live in the blocks."""
+    """Runs the module of a Model on ``device``, where it is moved.
+
+    The module's own cache is not used: K and V live in the blocks.
+    """
 
     def __init__(self, network: Any, device: torch.device = CPU) -> None:
         self._network = network.to(device)
