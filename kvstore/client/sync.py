@@ -80,6 +80,11 @@ class Client(SyncCalls):
         return self.flows.state.generation
 
     @property
+    def _connection(self) -> Any:
+        """The present link, or None: the name that it had before there were flows."""
+        return self.flows.link
+
+    @property
     def connected(self) -> bool:
         """Whether the last call left a living connection; a call may still find it gone."""
         link = self.flows.link
