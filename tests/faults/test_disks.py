@@ -11,6 +11,7 @@ import pytest
 from kvstore.core.errors import KVStoreError
 from kvstore.core.types import Outcome
 from kvstore.tools.chaos.ground import Tenant, chain
+from kvstore.v1 import common_pb2
 
 
 def test_below_the_floor_no_good_block_is_dropped_for_one_that_can_not_be_written(daemon, flags, connect, tmp_path):
@@ -98,3 +99,30 @@ def test_a_lowered_cap_holds_when_the_daemon_is_ready(daemon, flags, connect, tm
 
 def disk_bytes(folder):
     return int(subprocess.run(["du", "-sB1", str(folder)], capture_output=True, check=True).stdout.split()[0])
+
+
+def test_a_recovery_that_fails_ends_no_start(daemon, flags, connect, tmp_path):
+    daemon.start()
+    tenant, old, new = Tenant.of(1, 2), chain("old", 10), chain("new", 10)
+    client = connect(tenant)
+    client.put(tenant.id, tenant.blocks(old))
+    client.flush(20_000)
+    client.close()
+    daemon.stop()
+    # Nobody can read a directory.
+    (tmp_path / "ssd" / "journal-77777777").mkdir()
+    daemon.start()
+    (ssd,) = (tier for tier in daemon.status().tiers if tier.tier == common_pb2.TIER_SSD)
+    assert ssd.state == "degraded"
+    assert "recovery" in ssd.last_error
+    client = connect(tenant, strict=False)
+    assert client.match(tenant.id, old).matched == 0
+    assert client.put(tenant.id, tenant.blocks(new)).outcomes == (Outcome.HIT,) * 10
+    got = client.get(tenant.id, new)
+    assert got.outcomes == (Outcome.HIT,) * 10
+    assert not tenant.wrong(new, got.outcomes, got.payloads)
+    client.close()
+    daemon.stop()
+    (tmp_path / "ssd" / "journal-77777777").rmdir()
+    daemon.start()
+    assert connect(tenant).match(tenant.id, old).matched == 10

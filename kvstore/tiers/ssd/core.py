@@ -283,6 +283,12 @@ class Core:
         """Bytes behind the last extents of all segments: closed and cut to size, they are room for another."""
         return sum(segment.loose_bytes for segment in self.segments.values())
 
+    def forget_all(self) -> None:
+        """Be as if there were nothing on disk, of which too little is known; descriptors stay open until the end."""
+        with self.lock:
+            self.table, self.ledger, self.saved_bytes = BlockTable(), Ledger(), 0
+            self.spaces, self.space_index, self.open_segment = [], {}, None
+
     def use(self, segment: Segment) -> None:
         """An I/O on a segment begins."""
         segment.users += 1

@@ -69,6 +69,12 @@ class Health:
             self.note(what, error)
             self._degrade(reads=isinstance(error, TimeoutError), writes=True)
 
+    def failed(self, what: str) -> None:
+        """Nothing works until the next start: reads and writes are refused."""
+        with self._lock:
+            self.last_error = what
+            self._degrade(reads=True, writes=True)
+
     def probe_due(self) -> bool:
         """Whether it is time to try again; then the next time is set."""
         with self._lock:

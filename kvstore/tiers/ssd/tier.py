@@ -9,7 +9,7 @@ from typing import Final
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import TierError, TierUnavailable
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
-from kvstore.core.types import BlockName, NamespaceId
+from kvstore.core.types import BlockKey, BlockName, NamespaceId
 from kvstore.tiers.base import (
     BlockRead,
     BlockWrite,
@@ -26,6 +26,7 @@ from kvstore.tiers.ssd.catalog import make_space
 from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.core import Core, log
+from kvstore.tiers.ssd.findings import Findings
 from kvstore.tiers.ssd.housekeeping import Housekeeper
 from kvstore.tiers.ssd.journal import pack_drops
 from kvstore.tiers.ssd.listing import missing_parents, recovered_blocks
@@ -36,6 +37,7 @@ from kvstore.tiers.ssd.reclaim import Reclaimer
 from kvstore.tiers.ssd.recover import recover_tables, start_journal
 from kvstore.tiers.ssd.spaces import CATALOG_FILES, keep_space, write_catalog
 from kvstore.tiers.ssd.usage import measure_usage, refresh_ledger
+from kvstore.tiers.ssd.watch import watched
 from kvstore.tiers.ssd.writer import Writer
 
 LOCK_NAME: Final = "LOCK"
@@ -63,6 +65,7 @@ class SsdTier:
         self._reclaimer = Reclaimer(self._core, self._committer, self._writer, self.read)
         self._report = RecoveryReport(mode=config.recovery)
         self._recovered = False
+        self._failed = ""
         self._housekeeper = Housekeeper(self._core, self._committer, self._reclaimer, self._restore)
 
     def recover(self) -> Iterator[RecoveredBlock]:
@@ -73,13 +76,14 @@ class SsdTier:
         self._recovered = True
         begin = core.clock.now()
         try:
-            self._quarantine.load()
-            self._quarantine.fit()
-            found, journal = recover_tables(core, self._quarantine)
-            parents = missing_parents(core, found)
-            start_journal(core, self._committer, journal, found)
+            found, parents = watched(core, self._recover)
         except OSError as error:
-            raise TierUnavailable(f"recovery of {core.port.directory}: {error}") from error
+            if core.config.recovery == "strict":
+                raise TierUnavailable(f"recovery of {core.port.directory}: {error}") from error
+            self._failed = f"recovery of {core.port.directory} failed, and a restart tries it again: {error}"
+            core.forget_all()
+            core.health.failed(self._failed)
+            return
         live = sum(segment.live_bytes for segment in core.segments.values())
         self._report = RecoveryReport(
             core.table.blocks, live, core.clock.now() - begin, found.cut_bytes, found.quarantined,
@@ -88,6 +92,15 @@ class SsdTier:
         log.info("recovered %s", self._report)
         self._housekeeper.start()
         yield from recovered_blocks(core, parents)
+
+    def _recover(self) -> tuple[Findings, dict[int, BlockKey]]:
+        core = self._core
+        self._quarantine.load()
+        self._quarantine.fit()
+        found, journal = recover_tables(core, self._quarantine)
+        parents = missing_parents(core, found)
+        start_journal(core, self._committer, journal, found)
+        return found, parents
 
     @property
     def report(self) -> RecoveryReport:
@@ -217,7 +230,7 @@ class SsdTier:
 
     def probe(self) -> bool:
         """Try a degraded tier at once; True if it is ready now."""
-        return self._housekeeper.probe()
+        return not self._failed and self._housekeeper.probe()
 
     def usage(self) -> DiskUsage:
         """See ``DiskTier.usage``."""
@@ -307,5 +320,7 @@ class SsdTier:
     def _require_open(self) -> None:
         if self._core.closed:
             raise TierUnavailable("the SSD tier is closed")
+        if self._failed:
+            raise TierUnavailable(self._failed)
         if not self._recovered:
             raise TierError("recover comes first")
