@@ -1,8 +1,9 @@
 """Block keys: chained SHA-256 over namespace, parent key and token ids.
 
 ``block_key = SHA-256(BLOCK_TAG || namespace_id || parent_key || token ids as little-endian u32)``, the
-parent of a root being 32 zero bytes. The same in every process, language and restart; ``docs/protocol.md``
-has golden vectors.
+parent of a root being 32 zero bytes. An engine that hashes blocks itself has ``foreign_key = SHA-256(FOREIGN_TAG ||
+namespace_id || digest)`` instead. The same in every process, language and restart; ``docs/protocol.md`` has golden
+vectors.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import KEY_BYTES, ROOT_PARENT, BlockKey, NamespaceId
 
 BLOCK_TAG: Final = b"kvstore.block.v1\x00"
+FOREIGN_TAG: Final = b"kvstore.foreign.v1\x00"
+DIGEST_BYTES_MAX: Final = 1024
 
 
 def block_key(namespace: NamespaceId, parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
@@ -45,6 +48,28 @@ def chain_keys(
 def parents_of(keys: Sequence[BlockKey], parent: BlockKey = ROOT_PARENT) -> list[BlockKey]:
     """Parents of the keys of one consecutive chain whose first block follows ``parent``."""
     return [parent, *keys[:-1]] if keys else []
+
+
+def foreign_key(namespace: NamespaceId, digest: bytes) -> BlockKey:
+    """Key of a block that an engine names by a hash of its own, 1 to 1,024 bytes; InvalidArgument for other lengths.
+
+    Such a hash often says nothing of dtype, shard or layout. With the namespace inside, the same hash in two namespaces
+    is two keys, and none of them is a key of ``block_key``. The hash has to stand for the block's whole prefix.
+    """
+    if not 1 <= len(digest) <= DIGEST_BYTES_MAX:
+        raise InvalidArgument("digest", f"{len(digest)} bytes", f"1 to {DIGEST_BYTES_MAX} bytes")
+    return BlockKey(hashlib.sha256(FOREIGN_TAG + namespace + digest).digest())
+
+
+def foreign_chain(
+    namespace: NamespaceId, digests: Sequence[bytes], parent: BlockKey = ROOT_PARENT
+) -> tuple[list[BlockKey], list[BlockKey]]:
+    """Keys of consecutive blocks that an engine has hashed, and their parents, the first of which is ``parent``.
+
+    A foreign key does not have its parent inside: who puts the blocks names the parents beside the keys.
+    """
+    keys = [foreign_key(namespace, digest) for digest in digests]
+    return keys, parents_of(keys, parent)
 
 
 def split_keys(field: str, packed: bytes) -> list[BlockKey]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.core.keys import block_key, chain_keys, parents_of, split_keys
+from kvstore.core.keys import block_key, chain_keys, foreign_chain, foreign_key, parents_of, split_keys
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import ROOT_PARENT, BlockKey, NamespaceId
 
@@ -186,3 +186,32 @@ def test_packed_keys():
     assert split_keys("keys", b"") == []
     with pytest.raises(InvalidArgument, match="keys is 33 bytes"):
         split_keys("keys", bytes(33))
+
+
+@pytest.mark.parametrize("row", GOLDEN["foreign"])
+def test_golden_foreign_keys(row):
+    assert (
+        foreign_key(NamespaceId(bytes.fromhex(row["namespace_id"])), bytes.fromhex(row["digest"])).hex() == row["key"]
+    )
+
+
+def test_a_foreign_digest_is_another_key_in_another_namespace_and_never_a_key_of_tokens():
+    one, two = NamespaceId(bytes(32)), NamespaceId(bytes([1]) * 32)
+    tokens = np.arange(16, dtype="<u4")
+    assert len({row["key"] for row in GOLDEN["foreign"]}) == len(GOLDEN["foreign"]) >= 12
+    assert foreign_key(one, b"digest") != foreign_key(two, b"digest")
+    assert foreign_key(one, ROOT_PARENT + tokens.tobytes()) != block_key(one, ROOT_PARENT, tokens)
+
+
+def test_a_chain_of_foreign_digests_names_its_parents():
+    namespace, root = NamespaceId(bytes([2]) * 32), BlockKey(bytes([7]) * 32)
+    keys, parents = foreign_chain(namespace, [b"a", b"b", b"c"], root)
+    assert keys == [foreign_key(namespace, digest) for digest in (b"a", b"b", b"c")]
+    assert parents == [root, *keys[:2]]
+    assert foreign_chain(namespace, []) == ([], [])
+
+
+@pytest.mark.parametrize("digest", [b"", bytes(1025)])
+def test_a_digest_that_is_none_is_refused(digest):
+    with pytest.raises(InvalidArgument, match="digest"):
+        foreign_key(NamespaceId(bytes(32)), digest)
