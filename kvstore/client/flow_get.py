@@ -197,8 +197,12 @@ class Gets:
             return lease
         began = self._flows.clock.now()
         asked = self._flows.operations.grant_lease(f"{self._flows.options.name} get", self._flows.options.lease_ttl_ms)
-        lease_id = yield from self._flows.on(link, asked)
-        return OwnLease(lease_id, link, self._flows.options.lease_ttl_ms / 1000, began)
+        late = self._flows.late_of(link, asked)
+        reply = yield Call(link, asked.method, request_of(asked), self._flows.options.timeout_s, late)
+        granted: Any = asked.reply.FromString(reply)
+        # It may be shorter than what was asked for; a daemon that does not say so granted all of it.
+        ttl_ms = granted.ttl_ms or self._flows.options.lease_ttl_ms
+        return OwnLease(asked.parse(granted, link.generation), link, ttl_ms / 1000, began)
 
     def _renew(self, lease: OwnLease) -> Flow[None]:
         began = self._flows.clock.now()

@@ -124,10 +124,12 @@ class SessionConnection:
             with self._lock:
                 self._leading = False
                 if reply is not None:
-                    del self._calls[call_id]
+                    # The session may have ended meanwhile, and its calls with it; the reply is whole all the same.
+                    self._calls.pop(call_id, None)
                 elif call_id in self._calls and sys.exc_info()[0] is not None:
                     self.forget(call_id, late)
-                if self._following:
+                if self._following or self._closed:
+                    # ``close`` waits for the leader, too.
                     self._changed.notify_all()
         if reply is not None:
             return reply
