@@ -47,6 +47,11 @@ class CallContext:
         return self.services.store
 
     @property
+    def boot_id(self) -> bytes:
+        """Which process of the daemon this is."""
+        return self.services.store.boot_id
+
+    @property
     def session(self) -> Session:
         """The caller's session; Unauthenticated without one."""
         if self.opened is None:

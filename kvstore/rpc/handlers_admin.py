@@ -9,10 +9,10 @@ from google.protobuf.message import Message
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import KEY_BYTES, NamespaceId, Tier
 from kvstore.rpc.context import CallContext
-from kvstore.rpc.handlers_lease import name_of
 from kvstore.store.report import BlockReport, NamespaceReport, TierReport
 from kvstore.v1 import admin_pb2
 from kvstore.wire import messages as convert
+from kvstore.wire.verbs.checks import name_of
 
 LIST_MAX = 1000
 """Most blocks in one page."""

@@ -22,7 +22,6 @@ from kvstore.core.types import (
 )
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher
-from kvstore.rpc.handlers_cache import commit_message
 from kvstore.rpc.stream_blocks import WRITE_BYTES_MAX, Header, Reader, Writer
 from kvstore.store.report import BlockEvent
 from kvstore.store.session import Session

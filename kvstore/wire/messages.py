@@ -30,6 +30,7 @@ from kvstore.core.types import (
     Outcome,
     Place,
     Reason,
+    Target,
     Tier,
     WritePolicy,
 )
@@ -44,6 +45,11 @@ REASONS: Final = tuple(Reason)
 AREAS: Final = tuple(Area)
 CODECS: Final = tuple(Codec)
 
+_NUMBERED: Final[dict[type[IntEnum], dict[int, IntEnum]]] = {
+    kind: {int(item): item for item in kind} for kind in (Target, Tier, Durability, WritePolicy, Reason)
+}
+"""Members by number: asking the enum's class costs three calls."""
+
 _NO_PLACE: Final = Place(Area.NONE, 0, 0)
 _NEW_PLACE: Final[Callable[[Iterable[object]], Place]] = partial(tuple.__new__, Place)
 
@@ -56,11 +62,11 @@ _LAYOUT_FIELDS: Final = tuple(field.name for field in common_pb2.BlockLayout.DES
 
 def enum_of(field: str, number: int, kind: type[E]) -> E:
     """Member of ``kind`` with this number; InvalidArgument naming the field if there is none."""
-    try:
-        return kind(number)
-    except ValueError as error:
+    found = _NUMBERED[kind].get(number)
+    if found is None:
         known = ", ".join(f"{item.value} ({item.name})" for item in kind if item.value or kind in (Codec, Reason))
-        raise InvalidArgument(field, number, f"one of {known}") from error
+        raise InvalidArgument(field, number, f"one of {known}")
+    return found  # type: ignore[return-value]
 
 
 def namespace_of(data: bytes, field: str = "namespace_id") -> NamespaceId:
@@ -85,8 +91,20 @@ def keys_of(packed: bytes, field: str = "keys", *, empty: bool = False) -> list[
     return keys
 
 
-def parents_of_entries(packed: bytes, count: int, field: str = "parents") -> list[BlockKey]:
+def target_of(namespace_id: bytes, packed: bytes) -> tuple[NamespaceId, Sequence[BlockKey]]:
+    """The namespace and the keys of a request: 0 to 4,096, all different."""
+    if len(namespace_id) != KEY_BYTES:
+        namespace_of(namespace_id)
+    if len(packed) == KEY_BYTES:
+        # Nothing else has to hold for one key.
+        return NamespaceId(namespace_id), (BlockKey(packed),)
+    return NamespaceId(namespace_id), keys_of(packed, empty=True) if packed else ()
+
+
+def parents_of_entries(packed: bytes, count: int, field: str = "parents") -> Sequence[BlockKey]:
     """Packed parent keys, one for each of ``count`` keys; parents may repeat."""
+    if count == 1 and len(packed) == KEY_BYTES:
+        return (BlockKey(packed),)
     parents = split_keys(field, packed)
     if len(parents) != count:
         raise InvalidArgument(field, f"{len(parents)} keys", f"{count} keys, one for each of keys")
@@ -163,7 +181,9 @@ def fill_places(message: common_pb2.Places, places: Sequence[Place | None]) -> N
     """Write places as columns; no columns at all where every place is None."""
     if not any(places):
         return
-    areas, offsets, strides, codecs, versions = zip(*[place or _NO_PLACE for place in places], strict=True)
+    if None in places:
+        places = [place or _NO_PLACE for place in places]
+    areas, offsets, strides, codecs, versions = zip(*places, strict=True)  # type: ignore[misc]
     message.areas.extend(areas)
     message.offsets.extend(offsets)
     message.strides.extend(strides)
