@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvstore.cache import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 from kvstore.client.flows import Flows
@@ -17,6 +17,7 @@ from kvstore.client.state import Completion
 from kvstore.client.steps import Flow
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import BlockKey, Durability, JobId, LeaseId, NamespaceId, Outcome, ReservationId, Target, Tier
+from kvstore.wire.verbs import Verb
 
 T = TypeVar("T")
 
@@ -35,6 +36,14 @@ class AsyncCalls(ABC):
     async def run(self, operation: Operation[T]) -> T:
         """Carry out an operation; without ``strict``, a failure of the cache becomes its fallback."""
         return await self.drive(self.flows.run(operation))
+
+    async def call(self, verb: Verb[T], *arguments: Any) -> T:
+        """Any data call by its row of ``kvstore.wire.verbs``, one that was registered at run time, too.
+
+        ``arguments`` as the row's ``pack`` takes them. Fails as all calls do: with ``strict`` it raises, else the
+        row's fallback answers.
+        """
+        return await self.run(self.operations.of(verb, *arguments))
 
     async def open_namespace(
         self, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None

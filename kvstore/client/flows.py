@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 from kvstore.cache import FetchResult
 from kvstore.client.flow_get import Gets
 from kvstore.client.flow_put import Puts
-from kvstore.client.operations import Operation, Operations, check_wait, fetch_result, missed, request_of
+from kvstore.client.operations import Operation, Operations, check_wait, missed, request_of
 from kvstore.client.options import ClientOptions
-from kvstore.client.state import ClientState, Completion, KnownNamespace, outward
+from kvstore.client.state import ClientState, Completion, outward
 from kvstore.client.steps import Call, Connect, Flow, Late, Open, Send, Until, Wait
 from kvstore.core.clock import Clock
 from kvstore.core.errors import (
@@ -31,6 +31,8 @@ from kvstore.core.errors import (
 )
 from kvstore.core.types import JobId, NamespaceId, Outcome
 from kvstore.v1 import session_pb2
+from kvstore.wire.verbs.base import KnownNamespace
+from kvstore.wire.verbs.reads import fetch_result
 
 log = logging.getLogger("kvstore.client")
 T = TypeVar("T")
@@ -121,7 +123,7 @@ class Flows:
     def job_done(self, done: session_pb2.JobDone, generation: int) -> None:
         """A link was told that a job has ended."""
         job_id = JobId(outward(done.job_id, generation))
-        self.state.job_done(job_id, fetch_result(done.result, generation))
+        self.state.job_done(job_id, fetch_result(self.state, done.result, generation))
 
     # ------------------------------------------------------------ calls
 

@@ -19,8 +19,8 @@ from typing import Final
 from kvstore.cache import FetchResult
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import KVStoreError, UnknownJob, UnknownLease, UnknownReservation
-from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import JobId, LeaseId, NamespaceId, Outcome, Reason, ReservationId
+from kvstore.wire.verbs.base import KnownNamespace
 
 GENERATION_SHIFT: Final = 48
 _ID_MASK: Final = (1 << GENERATION_SHIFT) - 1
@@ -28,20 +28,6 @@ _GENERATIONS: Final = 1 << 15
 """Generations wrap after this many reconnects, so that ids stay positive 64-bit integers."""
 
 _JOBS_KEPT: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class KnownNamespace:
-    """What is needed to open a namespace again after a restart of the daemon."""
-
-    spec: NamespaceSpec
-    name: str
-    policy: NamespacePolicy | None
-    layout: BlockLayout
-    slot_bytes: int = 0
-    """Bytes that hold any payload of it."""
-    write_codings: tuple[int, ...] = ()
-    """Numbers of the codings that the daemon takes in Write streams of this namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +141,10 @@ class ClientState:
         if job_id >> GENERATION_SHIFT != self._generation or not job_id & _ID_MASK:
             raise UnknownJob(f"job {job_id} ended with the connection that began it", field="job_id", value=job_id)
         return job_id & _ID_MASK
+
+    def outward(self, wire_id: int, generation: int) -> int:
+        """See ``outward``."""
+        return outward(wire_id, generation)
 
     def reservations(self, ids: Iterable[ReservationId]) -> list[int]:
         """The daemon's form of reservation ids. Raises UnknownReservation if any is another generation's."""

@@ -9,13 +9,13 @@ from typing import Final, TypeVar
 from google.protobuf.message import DecodeError
 
 from kvstore.client.payloads import GetPlan, GotBlocks, PutPlan
-from kvstore.client.state import KnownNamespace
 from kvstore.core.types import BlockKey, Codec, Coding, NamespaceId, Outcome, Reason
 from kvstore.tiers.lossless import planes_of
 from kvstore.v1 import cache_pb2
 from kvstore.wire import messages as convert
 from kvstore.wire.chunks import NO_PLANES, ChunkCoder, corrupt, plain_data
 from kvstore.wire.framing import CHUNK_BYTES_MAX
+from kvstore.wire.verbs.base import KnownNamespace
 
 E = TypeVar("E", bound=IntEnum)
 

@@ -118,7 +118,7 @@ class Daemon:
                 expiry.cancel()
             await self._take_down(store, server, grpc_server)
             watchdog.stop()
-            await asyncio.to_thread(dispatcher.close)
+            await asyncio.to_thread(dispatcher.close, self._config.drain_timeout_s)
 
     def _tell_ready(self, store: Store, port: int, began: float) -> None:
         config, status = self._config, store.status()

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+import logging
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from kvstore.core.errors import InvalidArgument, KVStoreError, PermissionDenied, ResourceExhausted, Unavailable
+from kvstore.core.errors import InvalidArgument, KVStoreError, PermissionDenied, Unavailable
 from kvstore.rpc.context import CallContext, Services
-from kvstore.rpc.table import METHODS, Method, Runs
+from kvstore.rpc.pool import BoundedPool, Job
+from kvstore.rpc.table import OTHERS
 from kvstore.wire.errors import as_domain
 from kvstore.wire.framing import MESSAGE_BYTES_MAX
+from kvstore.wire.verbs import VERBS, Method, Runs
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+Done = Callable[[Any, BaseException | None], object]
+"""Takes a call's reply, or None and its error, on the loop's thread."""
 
 WORKERS: Final = 16
 """Threads for work. A durable commit holds one while its sync is shared with others, so there are more than cores."""
@@ -34,52 +42,9 @@ ADMIN_QUEUE_MAX: Final = 32
 QUEUE_MAX: Final = 256
 """Calls that may wait for a thread of one pool."""
 
-
-class BoundedPool:
-    """A thread pool that refuses what it could not begin soon.
-
-    A slot belongs to the future of its call and is given back when that has ended, however it did: answered, failed,
-    or cancelled before a thread took it.
-    """
-
-    def __init__(self, name: str, threads: int, queue_max: int) -> None:
-        self.name = name
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"kvstore-{name}")
-        self._bound = threads + queue_max
-        self._lock = threading.Lock()
-        self._calls = 0
-
-    def submit(self, call: Callable[[], R]) -> Future[R]:
-        """Run ``call`` in the pool. Raises ResourceExhausted at the bound."""
-        with self._lock:
-            if self._calls >= self._bound:
-                raise ResourceExhausted(
-                    f"{self._calls} calls are under way in the daemon's {self.name} pool; try again",
-                    field="calls",
-                    value=self._calls,
-                    expected=f"below {self._bound}",
-                )
-            self._calls += 1
-        try:
-            future = self._pool.submit(call)
-        except BaseException:
-            self._give_back()
-            raise
-        future.add_done_callback(self._give_back)
-        return future
-
-    @property
-    def calls(self) -> int:
-        """Calls that hold a slot: under way, or waiting for a thread."""
-        return self._calls
-
-    def _give_back(self, _future: object = None) -> None:
-        with self._lock:
-            self._calls -= 1
-
-    def close(self) -> None:
-        """Let calls under way end, take no new ones."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+INLINE_BYTES_MAX: Final = 16 << 10
+"""Longest request that is parsed and served on the loop: 512 keys. What comes with a longer one, 4,096 keys or 4 MiB
+of anything, would keep all other callers waiting, so it goes to the pool for work."""
 
 
 class Dispatcher:
@@ -87,32 +52,53 @@ class Dispatcher:
 
     def __init__(self, services: Services, *, workers: int = WORKERS, waiters: int = WAITERS) -> None:
         self.services = services
-        self._pools = {
-            Runs.WORK: BoundedPool("work", workers, QUEUE_MAX),
-            Runs.WAIT: BoundedPool("wait", waiters, QUEUE_MAX),
-            Runs.ADMIN: BoundedPool("admin", ADMINS, ADMIN_QUEUE_MAX),
-        }
+        self._work = BoundedPool("work", workers, QUEUE_MAX)
+        self._wait = BoundedPool("wait", waiters, QUEUE_MAX)
+        self._admin = BoundedPool("admin", ADMINS, ADMIN_QUEUE_MAX)
+        self._pools = (self._work, self._wait, self._admin)
+
+    def begin(
+        self, name: str, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop, done: Done
+    ) -> Message | Job:
+        """Begin a call: the reply itself if the method runs inline, else its place in a pool, and ``done`` is told.
+
+        Raises domain errors. The loop's thread only.
+        """
+        method = VERBS.get(name) or OTHERS.get(name)
+        if method is None:
+            raise InvalidArgument("method", repr(name[:80]), "a unary method of the services of kvstore.v1")
+        if (method.session and ctx.opened is None) or (method.admin and not ctx.admin):
+            check_rights(method, ctx)
+        runs = method.runs
+        if runs is not Runs.INLINE or len(payload) > INLINE_BYTES_MAX:
+            pool = self._wait if runs is Runs.WAIT else self._admin if runs is Runs.ADMIN else self._work
+            return pool.submit(partial(_reply, method, ctx, payload), partial(_on, loop, done))
+        try:
+            reply = method.serve(ctx, method.request.FromString(payload))
+        except KVStoreError:
+            raise
+        except DecodeError as error:
+            raise _undecodable(method.request, payload) from error
+        except Exception as error:
+            raise as_domain(error, name) from error
+        if isinstance(reply, Message):
+            return reply
+        # Most calls that may wait need not, and a hop to a thread costs more than they do.
+        pool = self._work if method.waits is Runs.WORK else self._wait
+        return pool.submit(partial(_run, method, reply), partial(_on, loop, done))
 
     def start(
         self, name: str, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop
     ) -> Message | asyncio.Future[Message]:
-        """Begin a call: the reply itself if the method runs inline, else a future of it.
-
-        Raises domain errors, and so does the future.
-        """
-        method = METHODS.get(name)
-        if method is None:
-            raise InvalidArgument("method", repr(name[:80]), "a unary method of the services of kvstore.v1")
-        check_rights(method, ctx)
-        request = parse(method.request, payload)
-        runs = method.runs(request)
-        if runs is not Runs.INLINE:
-            return asyncio.wrap_future(self._pools[runs].submit(lambda: _reply(method, ctx, request)), loop=loop)
-        reply = _run(method, lambda: method.handler(ctx, request))
+        """``begin``, with a future of the reply. If it is cancelled, what has not begun never does."""
+        made: list[asyncio.Future[Message]] = []
+        reply = self.begin(name, ctx, payload, loop, lambda answer, error: _settle(made[0], answer, error))
         if isinstance(reply, Message):
             return reply
-        # Most calls that may wait need not, and a hop to a thread costs more than they do.
-        return asyncio.wrap_future(self._pools[Runs.WAIT].submit(lambda: _run(method, reply)), loop=loop)
+        future: asyncio.Future[Message] = loop.create_future()
+        future.add_done_callback(lambda ended: reply.drop() if ended.cancelled() else None)
+        made.append(future)
+        return future
 
     async def call(self, name: str, ctx: CallContext, payload: bytes) -> Message:
         """Run a call to its end; if it is cancelled, the handler is told that nobody waits for it."""
@@ -127,36 +113,58 @@ class Dispatcher:
 
     async def work(self, call: Callable[[], R]) -> R:
         """Run a step of a stream in the work pool; see ``_step``."""
-        return await _step(self._pools[Runs.WORK].submit(call))
+        return await _step(self._work, call)
 
     async def wait(self, call: Callable[[], R]) -> R:
         """Run a step that mostly waits in the pool for waits; see ``_step``."""
-        return await _step(self._pools[Runs.WAIT].submit(call))
+        return await _step(self._wait, call)
 
     def calls(self) -> dict[str, int]:
         """Slots taken, by pool."""
-        return {pool.name: pool.calls for pool in self._pools.values()}
+        return {pool.name: pool.calls for pool in self._pools}
 
-    def close(self) -> None:
-        """Let handlers end."""
-        for pool in self._pools.values():
-            pool.close()
+    def close(self, timeout_s: float | None = None) -> None:
+        """Let handlers end, for at most ``timeout_s`` seconds in all."""
+        began = time.monotonic()
+        for pool in self._pools:
+            left = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
+            if not pool.close(left):
+                log.warning("%d calls in the %s pool have not ended and are left behind", pool.calls, pool.name)
 
 
-async def _step(step: Future[R]) -> R:
-    """Wait for a step. Who is cancelled meanwhile waits all the same until the step has ended or will never begin.
+def _on(loop: asyncio.AbstractEventLoop, done: Done, answer: Any, error: BaseException | None) -> None:
+    """Tell it on the loop's thread."""
+    loop.call_soon_threadsafe(done, answer, error)
+
+
+def _settle(future: asyncio.Future[Any], answer: Any, error: BaseException | None) -> None:
+    """Enter an outcome, unless nobody waits for it any more."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(answer)
+    else:
+        future.set_exception(error)
+
+
+async def _step(pool: BoundedPool, call: Callable[[], R]) -> R:
+    """Run a call in a pool and wait for it. Who is cancelled meanwhile waits all the same until the step has ended or
+    will never begin.
 
     So what a stream cleans up afterwards is all that its steps have made.
     """
-    future = asyncio.wrap_future(step)
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[R] = loop.create_future()
+    job = pool.submit(call, partial(_on, loop, partial(_settle, future)))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        # A step that no thread has taken yet never begins; one that runs ends first.
-        if not step.cancel():
+        if not job.drop():
             while not future.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({future})
+            # It was looked at: nobody is left who would want to know how it ended.
+            future.exception()
         raise
 
 
@@ -181,15 +189,25 @@ def parse(kind: type[Message], payload: bytes) -> Message:
     try:
         return kind.FromString(payload)
     except DecodeError as error:
-        raise InvalidArgument("message", f"{len(payload)} bytes", f"a {kind.DESCRIPTOR.full_name}") from error
+        raise _undecodable(kind, payload) from error
 
 
-def _reply(method: Method, ctx: CallContext, request: Message) -> Message:
-    """Run a handler to its end, in the calling thread; not at all if nobody waits for it any more."""
+def _undecodable(kind: type[Message], payload: bytes) -> InvalidArgument:
+    return InvalidArgument("message", f"{len(payload)} bytes", f"a {kind.DESCRIPTOR.full_name}")
+
+
+def _reply(method: Method, ctx: CallContext, payload: bytes) -> Message:
+    """Run a handler to its end, in a pool's thread; not at all if nobody waits for it any more."""
     if ctx.gone.is_set():
         raise Unavailable(f"the caller of {method.name} has gone")
-    reply = _run(method, lambda: method.handler(ctx, request))
-    return reply if isinstance(reply, Message) else _run(method, reply)
+    request = parse(method.request, payload)
+    try:
+        reply = method.serve(ctx, request)
+        return reply if isinstance(reply, Message) else reply()
+    except KVStoreError:
+        raise
+    except Exception as error:
+        raise as_domain(error, method.name) from error
 
 
 def _run(method: Method, call: Callable[[], R]) -> R:

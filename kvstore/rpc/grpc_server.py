@@ -144,18 +144,21 @@ class GrpcServer:
             remove_socket(self._socket)
 
     def _service_handlers(self) -> list[grpc.GenericRpcHandler]:
-        handlers: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {service: {} for service in SERVICES}
-        for method in METHODS.values():
-            name = method.name.partition("/")[2]
-            handlers[method.service][name] = grpc.unary_unary_rpc_method_handler(self._unary(method.name))
-        handlers["kvstore.v1.Cache"]["Read"] = grpc.unary_stream_rpc_method_handler(
-            self._server_stream("kvstore.v1.Cache/Read", cache_pb2.ReadRequest, self._streams.read)
+        streams = self._streams
+        cache: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Read": grpc.unary_stream_rpc_method_handler(
+                self._server_stream("kvstore.v1.Cache/Read", cache_pb2.ReadRequest, streams.read)
+            ),
+            "Write": grpc.stream_unary_rpc_method_handler(self._write),
+        }
+        subscribe: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(
+            self._server_stream("kvstore.v1.Events/Subscribe", events_pb2.SubscribeRequest, streams.subscribe)
         )
-        handlers["kvstore.v1.Cache"]["Write"] = grpc.stream_unary_rpc_method_handler(self._write)
-        handlers["kvstore.v1.Events"]["Subscribe"] = grpc.unary_stream_rpc_method_handler(
-            self._server_stream("kvstore.v1.Events/Subscribe", events_pb2.SubscribeRequest, self._streams.subscribe)
-        )
-        return [grpc.method_handlers_generic_handler(service, table) for service, table in handlers.items()]
+        return [
+            grpc.method_handlers_generic_handler("kvstore.v1.Cache", cache),
+            grpc.method_handlers_generic_handler("kvstore.v1.Events", {"Subscribe": subscribe}),
+            _Table(self._unary),
+        ]
 
     def _unary(self, name: str) -> Unary:
         async def handle(payload: bytes, context: Context) -> bytes:
@@ -250,6 +253,18 @@ class GrpcServer:
             return CallContext(self._dispatcher.services, None, False, peer)
         session, admin = self._dispatcher.services.sessions.find(token_of(token))
         return CallContext(self._dispatcher.services, session, admin and peer.startswith("unix:"), peer)
+
+
+class _Table(grpc.GenericRpcHandler):
+    """Finds unary methods in the table as they are called, since verbs may be added while the server runs."""
+
+    def __init__(self, unary: Callable[[str], Unary]) -> None:
+        self._unary = unary
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler of a call; None if no method has that name."""
+        name = details.method[1:]
+        return grpc.unary_unary_rpc_method_handler(self._unary(name)) if name in METHODS else None
 
 
 def token_of(text: str | bytes) -> bytes:

@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,13 +33,13 @@ from kvstore.core.types import Area, JobId, SessionId
 from kvstore.rpc.arenas import ArenaExport
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher, parse
-from kvstore.rpc.handlers_cache import fetch_message
-from kvstore.rpc.handlers_lease import name_of
 from kvstore.rpc.listener import Acceptor, PeerCredentials, bind_unix, peer_credentials, remove_socket
 from kvstore.store.session import Session
 from kvstore.v1 import session_pb2
 from kvstore.wire.errors import as_domain, status_code, to_detail
 from kvstore.wire.framing import PROTOCOL_VERSION, Frame, FrameDecoder, FrameKind, first_frame, pack_frame
+from kvstore.wire.verbs.checks import name_of
+from kvstore.wire.verbs.reads import fetch_message
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,16 @@ HELLO_SECONDS_MAX: Final = 5.0
 CALLS_MAX: Final = 64
 """Calls that one connection may have under way; one more is refused."""
 
+UID_CALLS_MAX: Final = 192
+"""Calls that the sessions of one user may have under way: one user never takes all places in the daemon's pools."""
+
 GREETINGS_MAX: Final = 256
 """Connections that may be without a session at one time; one more, and the oldest is closed."""
 
+READ_BYTES: Final = 256 << 10
+"""Most bytes that are read from one connection before the others have their turn."""
+
+_REQUEST: Final = int(FrameKind.REQUEST)
 _HELLO_BYTES_MAX: Final = 4096
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC})
 """What the kernel says where it has no descriptors or no memory for one session more."""
@@ -75,6 +83,8 @@ class SessionServer:
         self._connections: dict[SessionId, _Connection] = {}
         self._greetings: dict[asyncio.Task[None], None] = {}
         """Connections without a session yet, the oldest first."""
+        self._calls: Counter[int] = Counter()
+        """Calls under way, by uid."""
         self._acceptor: Acceptor | None = None
 
     async def start(self) -> None:
@@ -135,9 +145,10 @@ class SessionServer:
             token = sessions.add_local(session, admin=admin)
             self._welcome(connection, call_id, token, self._shared(hello, session))
             ctx = CallContext(self._dispatcher.services, session, admin, f"pid {peer.pid} uid {peer.uid}")
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Connection(self._dispatcher, ctx, self._joined, self._left, behind), connection
+            joined = self._connections[session.session_id] = _Connection(
+                self._dispatcher, ctx, connection, self._left, self._calls
             )
+            joined.begin(behind)
         except (KVStoreError, OSError, TimeoutError, asyncio.CancelledError) as error:
             log.warning("session of pid %d not opened: %s", peer.pid, error or type(error).__name__)
             if session is not None:
@@ -180,9 +191,6 @@ class SessionServer:
         frame = pack_frame(call_id, FrameKind.WELCOME, welcome.SerializeToString())
         _send_small(connection, frame, [export.fd for export in shared if export.fd >= 0])
 
-    def _joined(self, connection: _Connection, session_id: SessionId) -> None:
-        self._connections[session_id] = connection
-
     def _left(self, session_id: SessionId) -> None:
         self._connections.pop(session_id, None)
         self._dispatcher.services.sessions.close(session_id)
@@ -222,115 +230,167 @@ def _error_frame(call_id: int, error: KVStoreError) -> bytes:
     return pack_frame(call_id, FrameKind.ERROR, detail, code=status_code(error))
 
 
-class _Connection(asyncio.Protocol):
-    """One session's calls. Replies to inline calls leave in the order of their requests."""
+class _Connection:
+    """One session's calls. Replies to calls that run on the loop leave in the order of their requests.
+
+    A reader of the socket and no transport of asyncio's: what a client sends is handled in the turn in which it came,
+    and mostly its reply leaves in the same. While a client does not read its replies nothing is read from it, so what
+    waits for it stays bounded.
+    """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
         ctx: CallContext,
-        joined: Callable[[_Connection, SessionId], None],
+        connection: socket.socket,
         left: Callable[[SessionId], None],
-        behind: bytes = b"",
+        calls_of: Counter[int],
     ) -> None:
         self._dispatcher = dispatcher
         self._ctx = ctx
-        self._joined = joined
+        self.session: Session = ctx.session
         self._left = left
         self._decoder = FrameDecoder()
-        self._behind = behind
-        """What came behind the Hello."""
         self._calls = 0
+        self._calls_of = calls_of
+        """Calls under way of all sessions, by uid; those of sessions that have ended count until they have."""
         self.called = False
         """Whether any request came over this socket."""
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = connection
+        self._unsent = bytearray()
+        self._ending = False
 
-    @property
-    def session(self) -> Session:
-        """The session that this connection is."""
-        return self._ctx.session
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
-        self._joined(self, self.session.session_id)
-        behind, self._behind = self._behind, b""
+    def begin(self, behind: bytes) -> None:
+        """Serve what came behind the Hello, and then whatever comes."""
+        if self._socket is not None:
+            self._loop.add_reader(self._socket, self._readable)
         if behind:
-            self.data_received(behind)
+            self._take(behind)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._ctx.gone.set()
-        self._left(self.session.session_id)
+    def _readable(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._take(data)
+        else:
+            self.abort()
 
-    def pause_writing(self) -> None:
-        # A client that does not read its replies may send no more requests: what waits for it stays bounded.
-        if self._transport is not None:
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
-
-    def data_received(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> None:
         try:
             frames = self._decoder.feed(data)
         except InvalidArgument as error:
             log.warning("session of %s ended: %s", self._ctx.peer, error)
+            self._ending = True
             self._write(_error_frame(0, error))
-            if self._transport is not None:
-                self._transport.close()
+            if not self._unsent:
+                self.abort()
             return
         for frame in frames:
             self._handle(frame)
 
     def _handle(self, frame: Frame) -> None:
-        call_id = frame.call_id
+        call_id, kind, _, name, payload = frame
+        self.called = True
         try:
-            self.called = True
-            if frame.kind != FrameKind.REQUEST:
-                raise InvalidArgument("frame.kind", frame.kind, f"{int(FrameKind.REQUEST)}, a request")
-            if self._calls >= CALLS_MAX:
-                raise ResourceExhausted(
-                    f"{self._calls} calls of this session are under way",
-                    field="calls",
-                    value=self._calls,
-                    expected=f"at most {CALLS_MAX}",
-                )
-            reply = self._dispatcher.start(frame.name, self._ctx, frame.payload, self._loop)
+            if kind != _REQUEST:
+                raise InvalidArgument("frame.kind", kind, f"{_REQUEST}, a request")
+            if self._calls >= CALLS_MAX or (self._calls_of and self._calls_of[self.session.uid] >= UID_CALLS_MAX):
+                self._refuse()
+            done = partial(self._finish, call_id, name)
+            reply = self._dispatcher.begin(name, self._ctx, payload, self._loop, done)
+            if isinstance(reply, Message):
+                self._write(pack_frame(call_id, FrameKind.REPLY, reply.SerializeToString()))
+            else:
+                self._calls += 1
+                self._calls_of[self.session.uid] += 1
         except KVStoreError as error:
             self._write(_error_frame(call_id, error))
-            return
-        if isinstance(reply, Message):
-            self._reply(call_id, reply)
-            return
-        self._calls += 1
-        reply.add_done_callback(lambda done: self._finish(call_id, frame.name, done))
 
-    def _finish(self, call_id: int, name: str, done: asyncio.Future[Message]) -> None:
+    def _refuse(self) -> None:
+        uid = self.session.uid
+        whose, count, bound = "this session", self._calls, CALLS_MAX
+        if count < bound:
+            whose, count, bound = f"uid {uid}", self._calls_of[uid], UID_CALLS_MAX
+        raise ResourceExhausted(
+            f"{count} calls of {whose} are under way", field="calls", value=count, expected=f"at most {bound}"
+        )
+
+    def _finish(self, call_id: int, name: str, reply: Message | None, error: BaseException | None) -> None:
         self._calls -= 1
-        error = Unavailable("the daemon is stopping") if done.cancelled() else done.exception()
-        if error is None:
-            self._reply(call_id, done.result())
-        elif isinstance(error, Exception):
-            self._write(_error_frame(call_id, as_domain(error, name)))
-
-    def _reply(self, call_id: int, reply: Message) -> None:
+        self._calls_of[self.session.uid] -= 1
+        if not self._calls_of[self.session.uid]:
+            del self._calls_of[self.session.uid]
         try:
-            self._write(pack_frame(call_id, FrameKind.REPLY, reply.SerializeToString()))
-        except InvalidArgument as error:
-            self._write(_error_frame(call_id, error))
+            if reply is None:
+                failure = error if isinstance(error, Exception) else Unavailable("the call was broken off")
+                self._write(_error_frame(call_id, as_domain(failure, name)))
+            else:
+                self._write(pack_frame(call_id, FrameKind.REPLY, reply.SerializeToString()))
+        except InvalidArgument as too_long:
+            self._write(_error_frame(call_id, too_long))
 
     def push(self, done: session_pb2.JobDone) -> None:
         """Send what nobody asked for."""
         self._write(pack_frame(0, FrameKind.JOB_DONE, done.SerializeToString()))
 
     def _write(self, frame: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(frame)
+        if self._socket is None:
+            return
+        if self._unsent:
+            self._unsent += frame
+            return
+        try:
+            sent = self._socket.send(frame)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.abort()
+            return
+        if sent < len(frame):
+            self._unsent += memoryview(frame)[sent:]
+            self._loop.remove_reader(self._socket)
+            self._loop.add_writer(self._socket, self._writable)
+
+    @property
+    def waits_for_reader(self) -> bool:
+        """Whether replies wait for the client to read; nothing is read from it meanwhile."""
+        return bool(self._unsent)
+
+    def _writable(self) -> None:
+        """The client reads again."""
+        if self._socket is None:
+            return
+        try:
+            sent = self._socket.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.abort()
+            return
+        del self._unsent[:sent]
+        if self._unsent:
+            return
+        self._loop.remove_writer(self._socket)
+        if self._ending:
+            self.abort()
+        else:
+            self._loop.add_reader(self._socket, self._readable)
 
     def abort(self) -> None:
-        """Close without waiting for what is unsent."""
-        if self._transport is not None:
-            self._transport.abort()
+        """Close without waiting for what is unsent; the session ends with it. Idempotent."""
+        connection, self._socket = self._socket, None
+        if connection is None:
+            return
+        self._loop.remove_reader(connection)
+        self._loop.remove_writer(connection)
+        connection.close()
+        self._unsent.clear()
+        self._ctx.gone.set()
+        self._left(self.session.session_id)

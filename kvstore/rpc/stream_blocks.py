@@ -104,7 +104,7 @@ class Header:
 
     namespace_id: NamespaceId
     keys: list[BlockKey]
-    parents: list[BlockKey]
+    parents: Sequence[BlockKey]
     token_ids: Sequence[int]
     durability: Durability | None
 

@@ -28,6 +28,7 @@ from kvstore.store.session import Session
 from kvstore.store.store import Store
 from kvstore.v1 import cache_pb2, events_pb2
 from kvstore.wire import messages as convert
+from kvstore.wire.verbs.writes import commit_message
 
 READ_BLOCKS: Final = 8
 """Blocks that one Read pins at a time."""

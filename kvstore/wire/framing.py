@@ -17,7 +17,9 @@ has lost its frames can not find them again.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable
 from enum import IntEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from kvstore.core.errors import InvalidArgument
@@ -65,6 +67,10 @@ class Frame(NamedTuple):
     code: int
     name: str
     payload: bytes
+
+
+_NEW_FRAME: Final[Callable[[Iterable[object]], Frame]] = partial(tuple.__new__, Frame)
+"""As ``Frame(*fields)``, which is a call more a frame."""
 
 
 def pack_frame(call_id: int, kind: FrameKind, payload: bytes, *, name: bytes = b"", code: int = 0) -> bytes:
@@ -119,16 +125,21 @@ def first_frame(data: bytes) -> tuple[Frame | None, bytes]:
 def _cut(data: bytes | bytearray) -> tuple[list[Frame], int]:
     """The whole frames at the start of ``data``, and where they end."""
     frames: list[Frame] = []
-    begin = 0
-    while len(data) - begin >= HEADER_BYTES:
+    begin, size = 0, len(data)
+    while size - begin >= HEADER_BYTES:
         length, call_id, kind, code, name_length = HEADER.unpack_from(data, begin)
-        _check(length, kind, name_length)
+        if length > FRAME_BYTES_MAX or length < _REST_BYTES + name_length or kind > _KIND_MAX:
+            _check(length, kind, name_length)
         end = begin + LENGTH_BYTES + length
-        if end > len(data):
+        if end > size:
             break
         body = begin + HEADER_BYTES + name_length
-        name = _name(bytes(data[begin + HEADER_BYTES : body])) if name_length else ""
-        frames.append(Frame(call_id, kind, code, name, bytes(data[body:end])))
+        try:
+            name = str(data[begin + HEADER_BYTES : body], "ascii") if name_length else ""
+        except UnicodeDecodeError as error:
+            held = bytes(data[begin + HEADER_BYTES : body])
+            raise InvalidArgument("frame.name", repr(held[:40]), "ASCII") from error
+        frames.append(_NEW_FRAME((call_id, kind, code, name, bytes(data[body:end]))))
         begin = end
     return frames, begin
 
@@ -139,10 +150,3 @@ def _check(length: int, kind: int, name_length: int) -> None:
         raise InvalidArgument("frame.length", length, f"{low} to {FRAME_BYTES_MAX}")
     if kind > _KIND_MAX:
         raise InvalidArgument("frame.kind", kind, f"0 to {_KIND_MAX}")
-
-
-def _name(data: bytes) -> str:
-    try:
-        return data.decode("ascii")
-    except UnicodeDecodeError as error:
-        raise InvalidArgument("frame.name", repr(data[:40]), "ASCII") from error

@@ -183,7 +183,7 @@ def fill_places(message: common_pb2.Places, places: Sequence[Place | None]) -> N
         return
     if None in places:
         places = [place or _NO_PLACE for place in places]
-    areas, offsets, strides, codecs, versions = zip(*places, strict=True)  # type: ignore[misc]
+    areas, offsets, strides, codecs, versions = zip(*places, strict=True)
     message.areas.extend(areas)
     message.offsets.extend(offsets)
     message.strides.extend(strides)

@@ -109,7 +109,7 @@ def test_a_daemon_from_before_codings_is_sent_plain_bytes(connect, counters, mon
     """Its OpenNamespace answers no codings, after a reconnect too."""
     client, spec = connect(), spec_of()
     opened = client.open_namespace(spec, policy=LZ4)
-    monkeypatch.setattr("kvstore.rpc.handlers_cache.codings_of", lambda policy: [])
+    monkeypatch.setattr("kvstore.wire.verbs.writes.codings_of", lambda policy: [])
     client.connection()[0].close()
     keys, payloads = chain(opened.namespace_id, 1), [kv_of(spec, 0)]
     put(client, opened, keys, payloads)
@@ -123,7 +123,7 @@ def test_the_asyncio_client_learns_it_after_a_reconnect_too(daemon, counters, mo
     async def put_after_a_reconnect():
         async with AsyncClient(f"grpc://127.0.0.1:{daemon.grpc_port}", ClientOptions(strict=True)) as client:
             opened = await client.open_namespace(spec, policy=LZ4)
-            monkeypatch.setattr("kvstore.rpc.handlers_cache.codings_of", lambda policy: [])
+            monkeypatch.setattr("kvstore.wire.verbs.writes.codings_of", lambda policy: [])
             (await client.connection())[0].close()
             keys = chain(opened.namespace_id, 1)
             await client.put(opened.namespace_id, PutBlocks(keys, parents_of(keys), [kv_of(spec, 0)]))

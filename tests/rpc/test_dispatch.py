@@ -10,8 +10,8 @@ import pytest
 from kvstore.core.errors import InternalError
 from kvstore.rpc import dispatch
 from kvstore.rpc.context import CallContext
-from kvstore.rpc.table import Method, Runs
 from kvstore.v1 import leases_pb2
+from kvstore.wire.verbs import VERBS, Method
 
 NAME = "kvstore.v1.Leases/RenewLease"
 REPLY = leases_pb2.RenewLeaseResponse(ttl_ms=7)
@@ -25,9 +25,9 @@ def dispatcher(monkeypatch):
     def handle(ctx, request):
         return handlers[0](request)
 
-    request, response = leases_pb2.RenewLeaseRequest, leases_pb2.RenewLeaseResponse
-    method = Method(NAME, request, response, handle, lambda _: Runs.INLINE, session=False)
-    monkeypatch.setitem(dispatch.METHODS, NAME, method)
+    request, reply = leases_pb2.RenewLeaseRequest, leases_pb2.RenewLeaseResponse
+    method = Method(name=NAME, request=request, reply=reply, serve=handle, session=False)
+    monkeypatch.setitem(VERBS, NAME, method)
     made = dispatch.Dispatcher(None, workers=1, waiters=1)
     made.handlers = handlers
     yield made

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
+import queue
 import socket
 import threading
 from types import SimpleNamespace
@@ -25,13 +25,13 @@ from kvstore.core.errors import (
 from kvstore.core.types import Area, SessionId
 from kvstore.rpc.arenas import ArenaExport
 from kvstore.rpc.context import CallContext
-from kvstore.rpc.dispatch import BoundedPool, check_rights
+from kvstore.rpc.dispatch import check_rights
 from kvstore.rpc.listener import SocketLock, bind_unix, check_socket_path
-from kvstore.rpc.session_server import CALLS_MAX, SessionServer, SocketOptions, _Connection
+from kvstore.rpc.pool import BoundedPool
+from kvstore.rpc.session_server import SessionServer, SocketOptions
 from kvstore.rpc.table import METHODS
 from kvstore.store import buffers
 from kvstore.v1 import admin_pb2, leases_pb2, session_pb2
-from kvstore.wire.errors import from_detail
 from kvstore.wire.framing import PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
 from tests.client.harness import until
 
@@ -143,15 +143,36 @@ def test_a_session_without_a_descriptor_left_is_refused_by_name(config, daemon, 
 
 def test_a_pool_refuses_beyond_its_bound():
     pool = BoundedPool("work", threads=1, queue_max=1)
-    go = threading.Event()
-    calls = [pool.submit(go.wait) for _ in range(2)]
+    go, told = threading.Event(), queue.SimpleQueue()
+
+    def tell(answer, error):
+        told.put((answer, error))
+
+    for _ in range(2):
+        pool.submit(go.wait, tell)
     with pytest.raises(ResourceExhausted) as caught:
-        pool.submit(go.wait)
+        pool.submit(go.wait, tell)
     assert (caught.value.field, caught.value.value) == ("calls", "2")
     go.set()
-    assert [call.result(30) for call in calls] == [True, True]
-    assert pool.submit(lambda: 7).result(30) == 7
-    pool.close()
+    assert [told.get(timeout=30) for _ in range(2)] == [(True, None)] * 2
+    pool.submit(lambda: 7, tell)
+    assert told.get(timeout=30) == (7, None)
+    assert pool.close()
+    with pytest.raises(Unavailable):
+        pool.submit(go.wait, tell)
+
+
+def test_a_pool_is_closed_without_waiting_for_ever():
+    """SIGTERM waits for a call that hangs on a disk no longer than it was told to; what waits behind it is refused."""
+    pool = BoundedPool("work", threads=1, queue_max=1)
+    begun, go, told = threading.Event(), threading.Event(), []
+    pool.submit(lambda: begun.set() or go.wait(), lambda answer, error: told.append(error))
+    assert begun.wait(30)
+    pool.submit(go.wait, lambda answer, error: told.append(error))
+    assert not pool.close(0.0)
+    assert [type(error) for error in told] == [Unavailable]
+    go.set()
+    assert pool.close()
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 20])
@@ -171,96 +192,6 @@ def test_requests_sent_behind_the_hello_are_answered(config, daemon, cut):
         while len(frames) < 2:
             frames += decoder.feed(connection.recv(4096))
     assert [(frame.call_id, frame.kind) for frame in frames] == [(1, FrameKind.WELCOME), (7, FrameKind.REPLY)]
-
-
-class StalledDispatcher:
-    """Begins calls and never ends them."""
-
-    def __init__(self):
-        self.futures = []
-
-    def start(self, name, ctx, payload, loop):
-        self.futures.append(loop.create_future())
-        return self.futures[-1]
-
-
-class Wire(asyncio.Transport):
-    """What a connection wrote, and whether it is read from."""
-
-    def __init__(self):
-        super().__init__()
-        self.frames, self.reading, self.open = [], True, True
-        self._decoder = FrameDecoder()
-
-    def write(self, data):
-        self.frames += self._decoder.feed(data)
-
-    def pause_reading(self):
-        self.reading = False
-
-    def resume_reading(self):
-        self.reading = True
-
-    def close(self):
-        self.open = False
-
-
-def made_connection(dispatcher):
-    left = []
-    ctx = CallContext(None, SimpleNamespace(session_id=SessionId(1)), False, "test")
-    connection = _Connection(dispatcher, ctx, lambda *_: None, left.append)
-    wire = Wire()
-    connection.connection_made(wire)
-    return connection, wire, left
-
-
-def test_a_session_may_have_so_many_calls_under_way():
-    async def run():
-        connection, wire, _ = made_connection(StalledDispatcher())
-        for number in range(1, CALLS_MAX + 2):
-            connection.data_received(pack_frame(number, FrameKind.REQUEST, b"", name=b"x"))
-        assert [(frame.call_id, frame.kind) for frame in wire.frames] == [(CALLS_MAX + 1, FrameKind.ERROR)]
-        assert isinstance(from_detail(wire.frames[0].payload, wire.frames[0].code), ResourceExhausted)
-
-    asyncio.run(run())
-
-
-def test_a_client_that_does_not_read_is_not_read_from():
-    async def run():
-        connection, wire, left = made_connection(StalledDispatcher())
-        connection.pause_writing()
-        assert not wire.reading
-        connection.resume_writing()
-        assert wire.reading
-        connection.connection_lost(None)
-        assert left == [SessionId(1)]
-        connection.push(session_pb2.JobDone(job_id=1))
-        assert wire.frames == []
-
-    asyncio.run(run())
-
-
-def test_a_reply_that_comes_after_the_end_is_dropped():
-    async def run():
-        dispatcher = StalledDispatcher()
-        connection, wire, _ = made_connection(dispatcher)
-        connection.data_received(pack_frame(1, FrameKind.REQUEST, b"", name=b"x"))
-        connection.connection_lost(None)
-        dispatcher.futures[0].set_result(session_pb2.KeepaliveResponse())
-        await asyncio.sleep(0)
-        assert wire.frames == []
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("kind", [FrameKind.REPLY, FrameKind.HELLO, FrameKind.JOB_DONE])
-def test_a_client_sends_requests_only(kind):
-    async def run():
-        connection, wire, _ = made_connection(StalledDispatcher())
-        connection.data_received(pack_frame(9, kind, b""))
-        assert (wire.frames[0].call_id, wire.frames[0].kind) == (9, FrameKind.ERROR)
-
-    asyncio.run(run())
 
 
 def test_rights():

@@ -7,8 +7,9 @@ from pathlib import Path
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import Default
 
-from kvstore.rpc.table import METHODS, Runs
+from kvstore.rpc.table import METHODS
 from kvstore.v1 import admin_pb2, cache_pb2, common_pb2, events_pb2, leases_pb2, session_pb2
+from kvstore.wire.verbs import Runs
 
 MODULES = (common_pb2, cache_pb2, leases_pb2, session_pb2, admin_pb2, events_pb2)
 COMMITTED = Path(__file__).with_name("descriptors.binpb")
@@ -30,7 +31,7 @@ def test_every_rpc_is_in_the_table_with_its_messages():
     assert METHODS.keys() == found.keys() - STREAMS
     for name, method in METHODS.items():
         assert method.request.DESCRIPTOR is found[name].input_type
-        assert method.response.DESCRIPTOR is found[name].output_type
+        assert method.reply.DESCRIPTOR is found[name].output_type
 
 
 def test_rights():
@@ -43,13 +44,11 @@ def test_rights():
 
 
 def test_what_copies_or_waits_leaves_the_loop():
-    runs = {name.partition("/")[2]: method.runs(method.request()) for name, method in METHODS.items()}
+    runs = {name.partition("/")[2]: method.runs for name, method in METHODS.items()}
     assert {name for name, where in runs.items() if where is Runs.INLINE} == {
         "Match", "Reserve", "Abort", "Fetch", "WaitJob", "Prefetch", "Remove", "GrantLease", "RenewLease", "HoldLease",
         "ReleaseLease", "OpenRemote", "Keepalive", "CloseRemote", "Status", "Pin", "Unpin", "ListLeases",
     }  # fmt: skip
-    assert METHODS["kvstore.v1.Cache/Fetch"].runs(cache_pb2.FetchRequest(wait_ms=1)) is Runs.INLINE
-    assert METHODS["kvstore.v1.Cache/WaitJob"].runs(cache_pb2.WaitJobRequest(timeout_ms=1)) is Runs.WAIT
 
 
 def descriptor_set():

@@ -49,4 +49,3 @@ def different(field: str, ids: Sequence[int]) -> None:
     """No id twice."""
     if len(ids) > 1 and len(set(ids)) != len(ids):
         raise InvalidArgument(field, "one id twice", "different ids")
-

@@ -19,6 +19,10 @@ def _grant(call: Asked, request: leases_pb2.GrantLeaseRequest) -> leases_pb2.Gra
     return leases_pb2.GrantLeaseResponse(lease_id=lease_id, ttl_ms=session.renew_lease(lease_id))
 
 
+def _release_of(lease_id: LeaseId) -> tuple[Verb[Any], tuple[Any, ...]]:
+    return RELEASE, (lease_id, None, ())
+
+
 GRANT: Final = Verb(
     name="kvstore.v1.Leases/GrantLease",
     request=leases_pb2.GrantLeaseRequest,
@@ -28,7 +32,7 @@ GRANT: Final = Verb(
     unpack=lambda ids, _arguments, reply, generation: LeaseId(ids.outward(reply.lease_id, generation)),
     # Lease 0 of a failed cache holds nothing, and what names it misses.
     fallback=lambda _ids, _name, _ttl_ms: LeaseId(0),
-    undo=lambda lease_id: (RELEASE, (lease_id, None, ())),
+    undo=_release_of,
 )
 
 
@@ -49,7 +53,7 @@ RENEW: Final = Verb(
 
 def _hold(call: Asked, request: leases_pb2.HoldLeaseRequest) -> leases_pb2.HoldLeaseResponse:
     namespace, keys = messages.target_of(request.namespace_id, request.keys)
-    return leases_pb2.HoldLeaseResponse(held=call.session.hold(lease_of(request.lease_id), namespace, keys))
+    return leases_pb2.HoldLeaseResponse(held=map(int, call.session.hold(lease_of(request.lease_id), namespace, keys)))
 
 
 HOLD: Final = Verb(
@@ -75,7 +79,7 @@ def _release(call: Asked, request: leases_pb2.ReleaseLeaseRequest) -> leases_pb2
     return leases_pb2.ReleaseLeaseResponse(released=call.session.release(lease))
 
 
-RELEASE: Final = Verb(
+RELEASE: Final[Verb[int]] = Verb(
     name="kvstore.v1.Leases/ReleaseLease",
     request=leases_pb2.ReleaseLeaseRequest,
     reply=leases_pb2.ReleaseLeaseResponse,

@@ -28,9 +28,7 @@ def _match(call: Asked, request: cache_pb2.MatchRequest) -> cache_pb2.MatchRespo
     )
 
 
-def _matched(
-    _ids: Ids, _arguments: tuple[Any, ...], reply: cache_pb2.MatchResponse, _generation: int
-) -> MatchResult:
+def _matched(_ids: Ids, _arguments: tuple[Any, ...], reply: cache_pb2.MatchResponse, _generation: int) -> MatchResult:
     near = reply.near
     return MatchResult(
         reply.matched, tuple(reply.residency), messages.REASONS[reply.reason], messages.near_of(near) if near else ()
@@ -81,9 +79,7 @@ def missed(count: int) -> FetchResult:
     return FetchResult((Outcome.MISS,) * count, (Reason.TIER_UNAVAILABLE,) * count, (None,) * count)
 
 
-def _fetched(
-    ids: Ids, _arguments: tuple[Any, ...], reply: cache_pb2.FetchResponse, generation: int
-) -> FetchResult:
+def _fetched(ids: Ids, _arguments: tuple[Any, ...], reply: cache_pb2.FetchResponse, generation: int) -> FetchResult:
     result = fetch_result(ids, reply, generation)
     if result.job_id and Outcome.PENDING in result.outcomes:
         ids.job_began(result.job_id, result)
@@ -94,7 +90,7 @@ def _told(wait: Callable[[], FetchResult]) -> cache_pb2.FetchResponse:
     return fetch_message(wait())
 
 
-def _pack_fetch(
+def _pack_fetch(  # noqa: PLR0913, PLR0917  the arguments of Cache.fetch
     ids: Ids,
     namespace_id: NamespaceId,
     keys: Sequence[BlockKey],
@@ -175,7 +171,9 @@ PREFETCH: Final = Verb(
     reply=cache_pb2.FetchResponse,
     serve=_prefetch,
     pack=lambda _ids, namespace_id, keys, tier: cache_pb2.PrefetchRequest(
-        namespace_id=namespace_id, keys=b"".join(keys), tier=int(tier)
+        namespace_id=namespace_id,
+        keys=b"".join(keys),
+        tier=int(tier),  # type: ignore[arg-type]
     ),
     unpack=_fetched,
     fallback=lambda _ids, _namespace_id, keys, _tier: missed(len(keys)),

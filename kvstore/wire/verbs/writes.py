@@ -70,9 +70,7 @@ def _opened(
 ) -> OpenedNamespace:
     known: KnownNamespace = arguments[0]
     ids.remember(known.spec.namespace_id, replace(known, write_codings=tuple(reply.write_codings)))
-    return OpenedNamespace(
-        NamespaceId(reply.namespace_id), known.layout, reply.created, messages.near_of(reply.near)
-    )
+    return OpenedNamespace(NamespaceId(reply.namespace_id), known.layout, reply.created, messages.near_of(reply.near))
 
 
 def _not_opened(ids: Ids, known: KnownNamespace) -> OpenedNamespace:
@@ -96,7 +94,7 @@ OPEN_NAMESPACE: Final = Verb(
 # ---------------------------------------------------------------- Reserve
 
 
-def _pack_reserve(
+def _pack_reserve(  # noqa: PLR0913, PLR0917  the arguments of Cache.reserve
     _ids: Ids,
     namespace_id: NamespaceId,
     tier: Tier,
@@ -151,7 +149,7 @@ def _reserved(
     )
 
 
-def _full(  # noqa: PLR0913  the arguments of Cache.reserve
+def _full(  # noqa: PLR0913, PLR0917  the arguments of Cache.reserve
     _ids: Ids,
     _namespace_id: NamespaceId,
     tier: Tier,
@@ -230,7 +228,7 @@ def commit_message(result: CommitResult) -> cache_pb2.CommitResponse:
     reply = cache_pb2.CommitResponse(
         outcomes=result.outcomes,  # type: ignore[arg-type]
         reasons=result.reasons,  # type: ignore[arg-type]
-        existed=result.existed,
+        existed=map(int, result.existed),
     )
     if result.places:
         messages.fill_places(reply.places, result.places)
@@ -251,9 +249,7 @@ def commit_result(reply: cache_pb2.CommitResponse) -> CommitResult:
     )
 
 
-def _dropped(
-    _ids: Ids, _namespace_id: NamespaceId, entries: Sequence[CommitEntry], *_more: Any
-) -> CommitResult:
+def _dropped(_ids: Ids, _namespace_id: NamespaceId, entries: Sequence[CommitEntry], *_more: Any) -> CommitResult:
     size = len(entries)
     return CommitResult((Outcome.MISS,) * size, (Reason.DROPPED,) * size, (False,) * size, (None,) * size)
 

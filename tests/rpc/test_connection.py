@@ -1,0 +1,164 @@
+"""One connection of the session socket: its bounds, its back pressure, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from kvstore.core.errors import ResourceExhausted, Unavailable
+from kvstore.core.types import SessionId
+from kvstore.rpc.context import CallContext
+from kvstore.rpc.session_server import CALLS_MAX, UID_CALLS_MAX, _Connection
+from kvstore.v1 import session_pb2
+from kvstore.wire.errors import from_detail
+from kvstore.wire.framing import FrameDecoder, FrameKind, pack_frame
+
+
+class StalledDispatcher:
+    """Begins calls and never ends them."""
+
+    def __init__(self):
+        self.done = []
+
+    def begin(self, name, ctx, payload, loop, done):
+        self.done.append(done)
+
+
+class Peer:
+    """The client's end of a connection, on the loop."""
+
+    def __init__(self, dispatcher, calls, uid=7):
+        self.left = []
+        ctx = CallContext(None, SimpleNamespace(session_id=SessionId(1), uid=uid), False, "test")
+        self.end, served = socket.socketpair()
+        for one in (self.end, served):
+            one.setblocking(False)
+        self.connection = _Connection(dispatcher, ctx, served, self.left.append, calls)
+        self.connection.begin(b"")
+        self._decoder = FrameDecoder()
+
+    def request(self, *numbers, kind=FrameKind.REQUEST):
+        self.end.sendall(b"".join(pack_frame(number, kind, b"", name=b"x") for number in numbers))
+
+    async def frames(self, count):
+        found = []
+        while len(found) < count:
+            found += self._decoder.feed(
+                await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.end, 65536), 30)
+            )
+        return found
+
+
+@contextlib.asynccontextmanager
+async def peers(dispatcher, *uids):
+    calls = Counter()
+    made = [Peer(dispatcher, calls, uid) for uid in uids or (7,)]
+    yield made if uids else made[0]
+    for peer in made:
+        peer.connection.abort()
+        peer.end.close()
+
+
+def test_a_session_may_have_so_many_calls_under_way():
+    async def run():
+        async with peers(StalledDispatcher()) as peer:
+            peer.request(*range(1, CALLS_MAX + 2))
+            (refused,) = await peer.frames(1)
+            assert (refused.call_id, refused.kind) == (CALLS_MAX + 1, FrameKind.ERROR)
+            assert isinstance(from_detail(refused.payload, refused.code), ResourceExhausted)
+
+    asyncio.run(run())
+
+
+def test_a_user_may_have_so_many_calls_under_way_in_all_its_sessions():
+    async def run():
+        dispatcher, sessions = StalledDispatcher(), UID_CALLS_MAX // CALLS_MAX
+        async with peers(dispatcher, *[7] * (sessions + 1), 8) as made:
+            for peer in made[:sessions]:
+                peer.request(*range(1, CALLS_MAX + 1))
+            while len(dispatcher.done) < sessions * CALLS_MAX:
+                await asyncio.sleep(0)
+            *_, last, other = made
+            last.request(1)
+            (refused,) = await last.frames(1)
+            assert isinstance(from_detail(refused.payload, refused.code), ResourceExhausted)
+            other.request(1)
+            while len(dispatcher.done) == sessions * CALLS_MAX:
+                await asyncio.sleep(0)
+            made[0].connection.abort()
+            for done in dispatcher.done[:CALLS_MAX]:
+                done(None, Unavailable("gone"))
+            last.request(2)
+            while len(dispatcher.done) == sessions * CALLS_MAX + 1:
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_is_not_read_from():
+    """What it sends meanwhile waits in the socket, and is answered when it reads again; nothing is lost."""
+
+    async def run():
+        dispatcher = StalledDispatcher()
+        async with peers(dispatcher) as peer:
+            pushed = 0
+            while not peer.connection.waits_for_reader:
+                peer.connection.push(session_pb2.JobDone(job_id=pushed + 1))
+                pushed += 1
+            peer.request(5)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert dispatcher.done == []
+            got = await peer.frames(pushed)
+            assert [session_pb2.JobDone.FromString(frame.payload).job_id for frame in got] == [*range(1, pushed + 1)]
+            while not dispatcher.done:
+                await asyncio.sleep(0)
+            assert not peer.connection.waits_for_reader
+
+    asyncio.run(run())
+
+
+def test_a_reply_that_comes_after_the_end_is_dropped():
+    async def run():
+        dispatcher = StalledDispatcher()
+        async with peers(dispatcher) as peer:
+            peer.request(1)
+            while not dispatcher.done:
+                await asyncio.sleep(0)
+            peer.end.shutdown(socket.SHUT_WR)
+            while not peer.left:
+                await asyncio.sleep(0)
+            dispatcher.done[0](session_pb2.KeepaliveResponse(), None)
+            peer.connection.push(session_pb2.JobDone(job_id=1))
+            assert peer.end.recv(100) == b""
+            assert peer.left == [SessionId(1)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [FrameKind.REPLY, FrameKind.HELLO, FrameKind.JOB_DONE])
+def test_a_client_sends_requests_only(kind):
+    async def run():
+        async with peers(StalledDispatcher()) as peer:
+            peer.request(9, kind=kind)
+            (frame,) = await peer.frames(1)
+            assert (frame.call_id, frame.kind) == (9, FrameKind.ERROR)
+
+    asyncio.run(run())
+
+
+def test_what_is_no_frame_ends_the_session():
+    async def run():
+        async with peers(StalledDispatcher()) as peer:
+            peer.end.sendall(bytes(64))
+            (frame,) = await peer.frames(1)
+            assert (frame.call_id, frame.kind) == (0, FrameKind.ERROR)
+            while not peer.left:
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
