@@ -17,6 +17,7 @@ from kvstore.core.sizes import parse_size
 from kvstore.wire.paths import default_socket, grpc_socket
 
 _LOOPBACK: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+)")
+_METRICS: Final = re.compile(r"(?:([^\s:\[\]/]+|\[[0-9a-fA-F:]+\])?:)?(\d{1,5})")
 _PORT_MAX: Final = 65_535
 _SIZES: Final = ("device", "host", "ssd", "ssd_free_floor", "ssd_segment", "buffer_max", "buffers_max")
 
@@ -64,6 +65,11 @@ class Config(BaseModel):
         "",
         description="Also serve gRPC at this TCP address, such as 127.0.0.1:7070. Off if empty. Plain text, so only "
         "loopback addresses are taken; callers have data rights and no admin rights.",
+    )
+    metrics_listen: str = Field(
+        "",
+        description="Serve metrics for Prometheus at /metrics, and /healthz, over HTTP at this port, such as 9464, or "
+        "address, such as 0.0.0.0:9464. A port alone is loopback. Off if empty. Needs the extra daemon.",
     )
     admin_uids: tuple[int, ...] = Field(
         (), description="Users that have admin rights on the sockets, beside root and the daemon's own."
@@ -153,7 +159,20 @@ class Config(BaseModel):
                 )
             if int(address[2]) > _PORT_MAX:
                 raise InvalidArgument("listen", repr(self.listen), f"a port of at most {_PORT_MAX}; 0 takes any")
+        _ = self.metrics_address
         return self
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of ``metrics_listen``; None if metrics are off. Raises InvalidArgument."""
+        if not self.metrics_listen:
+            return None
+        found = _METRICS.fullmatch(self.metrics_listen)
+        if found is None or int(found[2]) > _PORT_MAX:
+            raise InvalidArgument(
+                "metrics_listen", repr(self.metrics_listen), "a port, or an address such as [::1]:9464"
+            )
+        return (found[1] or "127.0.0.1").strip("[]"), int(found[2])
 
     @property
     def grpc_socket(self) -> Path:

@@ -8,12 +8,14 @@ nothing is left but the socket files, which the next daemon replaces.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvstore import __version__
 from kvstore.cache import FetchResult
@@ -22,6 +24,7 @@ from kvstore.core.errors import KVStoreError
 from kvstore.core.types import JobId, SessionId
 from kvstore.daemon.build import Tiers, build_store, build_tiers
 from kvstore.daemon.config import Config, format_size
+from kvstore.daemon.metrics import Snapshot
 from kvstore.daemon.turns import Turns
 from kvstore.daemon.watchdog import Watchdog
 from kvstore.rpc.context import Services
@@ -32,11 +35,17 @@ from kvstore.rpc.session_server import SessionServer, SocketOptions
 from kvstore.rpc.sessions import Sessions
 from kvstore.store.store import Store
 
+if TYPE_CHECKING:
+    from kvstore.daemon.exposition import MetricsServer
+
 log = logging.getLogger("kvstored")
 
 EXPIRY_PERIOD_S: Final = 0.5
 GRPC_GRACE_S: Final = 2.0
 """How long calls over gRPC may go on after SIGTERM; never longer than ``drain_timeout_s``."""
+
+BEAT_S: Final = 2.0
+"""How long ``/healthz`` waits for a turn of the event loop."""
 
 
 class Daemon:
@@ -57,7 +66,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions_server: SessionServer | None = None
-        self.grpc_port = 0
+        self.grpc_port = self.metrics_port = 0
 
     def stop(self) -> None:
         """End the run. Safe from any thread once ``on_ready`` was called."""
@@ -100,6 +109,7 @@ class Daemon:
             mode=config.socket_mode,
         )
         watchdog = Watchdog(config.watchdog_s)
+        metrics: MetricsServer | None = None
         expiry: asyncio.Task[None] | None = None
         try:
             await server.start()
@@ -107,6 +117,7 @@ class Daemon:
             if config.grpc or config.listen:
                 await grpc_server.start()
                 self.grpc_port = grpc_server.port
+            metrics = self._metrics(dispatcher)
             self._handle_signals()
             loop = asyncio.get_running_loop()
             watchdog.start(loop)
@@ -117,8 +128,35 @@ class Daemon:
             if expiry is not None:
                 expiry.cancel()
             await self._take_down(store, server, grpc_server)
+            if metrics is not None:
+                await asyncio.to_thread(metrics.close)
             watchdog.stop()
             await asyncio.to_thread(dispatcher.close, self._config.drain_timeout_s)
+
+    def _metrics(self, dispatcher: Dispatcher) -> MetricsServer | None:
+        """The server of metrics, if one is asked for."""
+        address, services = self._config.metrics_address, dispatcher.services
+        if address is None:
+            return None
+        # What it is made with is an extra: who asks for no metrics needs none of it.
+        exposition = importlib.import_module("kvstore.daemon.exposition")
+
+        def snapshot() -> Snapshot:
+            report = services.store.status()
+            counters = {**report.counters, **services.wire.counters(), **services.looked_at()}
+            return Snapshot(services.version, report, counters, dispatcher.calls(), dispatcher.times.by_method())
+
+        server: MetricsServer = exposition.MetricsServer(address, snapshot, self._turns_now)
+        self.metrics_port = server.port
+        return server
+
+    def _turns_now(self) -> bool:
+        """Whether the event loop turns within ``BEAT_S``. Called by other threads."""
+        beat, loop = threading.Event(), self._loop
+        if loop is None or loop.is_closed():
+            return False
+        loop.call_soon_threadsafe(beat.set)
+        return beat.wait(BEAT_S)
 
     def _tell_ready(self, store: Store, port: int, began: float) -> None:
         config, status = self._config, store.status()
@@ -135,6 +173,7 @@ class Daemon:
             )  # fmt: skip
         where = f"{config.socket}" + (f", gRPC at {config.grpc_socket}" if config.grpc else "")
         where += f", TCP port {port}, plain text" if port else ""
+        where += f", metrics at port {self.metrics_port}" if self.metrics_port else ""
         log.info(
             "ready: kvstored %s pid %d boot %s at %s, after %.2f s",
             __version__, os.getpid(), store.boot_id.hex(), where, time.monotonic() - began,

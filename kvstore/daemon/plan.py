@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,7 @@ def make_plan(config: Config) -> list[Finding]:
         _pinning(config, cuda=cuda),
         *_ssd(config),
         _sockets(config),
+        _metrics(config),
         _descriptors(config),
         Finding(
             "limits",
@@ -161,6 +163,15 @@ def _sockets(config: Config) -> Finding:
     if not os.access(folder, os.W_OK | os.X_OK):
         return Finding("sockets", "error", f"{text}: {folder} is not writable by uid {os.getuid()}")
     return Finding("sockets", "ok", text)
+
+
+def _metrics(config: Config) -> Finding:
+    if config.metrics_address is None:
+        return Finding("metrics", "ok", "off")
+    host, port = config.metrics_address
+    if find_spec("prometheus_client") is None:
+        return Finding("metrics", "error", "prometheus-client is missing: pip install 'tiered-kvstore[daemon]'")
+    return Finding("metrics", "ok", f"http://{host}:{port}/metrics and /healthz")
 
 
 def _descriptors(config: Config) -> Finding:

@@ -20,6 +20,7 @@ from kvstore.core.errors import InvalidArgument, KVStoreError, PermissionDenied,
 from kvstore.rpc.context import CallContext, Services
 from kvstore.rpc.pool import BoundedPool, Job
 from kvstore.rpc.table import OTHERS
+from kvstore.rpc.times import CallTimes
 from kvstore.wire.errors import as_domain
 from kvstore.wire.framing import MESSAGE_BYTES_MAX
 from kvstore.wire.verbs import VERBS, Method, Runs
@@ -56,17 +57,32 @@ class Dispatcher:
         self._wait = BoundedPool("wait", waiters, QUEUE_MAX)
         self._admin = BoundedPool("admin", ADMINS, ADMIN_QUEUE_MAX)
         self._pools = (self._work, self._wait, self._admin)
+        self.times = CallTimes()
 
     def begin(
         self, name: str, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop, done: Done
     ) -> Message | Job:
         """Begin a call: the reply itself if the method runs inline, else its place in a pool, and ``done`` is told.
 
-        Raises domain errors. The loop's thread only.
+        Raises domain errors. The loop's thread only. However a call of a known method ends, its time is counted.
         """
         method = VERBS.get(name) or OTHERS.get(name)
         if method is None:
             raise InvalidArgument("method", repr(name[:80]), "a unary method of the services of kvstore.v1")
+        times = self.times
+        began = times.now()
+        try:
+            reply = self._begin(method, ctx, payload, loop, partial(_timed, times, name, began, done))
+        except KVStoreError as error:
+            times.count(name, began, error.reason)
+            raise
+        if isinstance(reply, Message):
+            times.count(name, began)
+        return reply
+
+    def _begin(
+        self, method: Method, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop, done: Done
+    ) -> Message | Job:
         if (method.session and ctx.opened is None) or (method.admin and not ctx.admin):
             check_rights(method, ctx)
         runs = method.runs
@@ -80,7 +96,7 @@ class Dispatcher:
         except DecodeError as error:
             raise _undecodable(method.request, payload) from error
         except Exception as error:
-            raise as_domain(error, name) from error
+            raise as_domain(error, method.name) from error
         if isinstance(reply, Message):
             return reply
         # Most calls that may wait need not, and a hop to a thread costs more than they do.
@@ -130,6 +146,14 @@ class Dispatcher:
             left = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
             if not pool.close(left):
                 log.warning("%d calls in the %s pool have not ended and are left behind", pool.calls, pool.name)
+
+
+def _timed(
+    times: CallTimes, name: str, began: float, done: Done, answer: Any, error: BaseException | None
+) -> None:
+    """Count a call that a pool has ended, then tell it."""
+    times.count(name, began, "" if error is None else getattr(error, "reason", KVStoreError.reason))
+    done(answer, error)
 
 
 def _on(loop: asyncio.AbstractEventLoop, done: Done, answer: Any, error: BaseException | None) -> None:

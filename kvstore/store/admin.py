@@ -61,6 +61,7 @@ class Admin:
             counters["buffer_used_bytes"] = sum(o.buffer.used_bytes for o in owners.sessions.values() if o.buffer)
             stored = {tier: self._tier(tier) for tier in state.storages}
         tiers += tuple(_with_disk(stored[tier], storage) for tier, storage in state.storages.items())
+        counters["loads_queued"], counters["writes_queued"] = self._get.queued
         if health is not None:
             counters.update({f"disk_{name}": value for name, value in health.counters.items()})
         warnings = tuple(w for arena in state.arenas.values() for w in arena.warnings)

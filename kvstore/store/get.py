@@ -20,6 +20,7 @@ from kvstore.core.types import (
     WritePolicy,
 )  # fmt: skip
 from kvstore.store import validate
+from kvstore.store.asked import count_found, count_match, count_refused
 from kvstore.store.index import NONE
 from kvstore.store.loading import Load, Loading
 from kvstore.store.movers import Movers
@@ -56,9 +57,11 @@ class Get:
             # Column by column, which takes half the time of going key by key.
             found = [residency[slot] & readable if slot >= 0 else 0 for slot in [slot_of(key, NONE) for key in keys]]
             if 0 not in found:
+                count_match(state.book.counters, len(keys), len(keys), Reason.NONE)
                 return MatchResult(len(found), tuple(found))
             del found[found.index(0) :]
             reason = self.why_missing(keys[len(found)], namespace)
+            count_match(state.book.counters, len(keys), len(found), reason)
             near = state.namespaces.near(namespace.spec, owner.namespaces) if not found else ()
         return MatchResult(len(found), tuple(found), reason, near)
 
@@ -119,6 +122,9 @@ class Get:
         used = pin_found(book, load, state.readable, lambda key: self.why_missing(key, load.namespace))
         if load.lease is not None:
             book.use(used)
+            count_found(book, used)
+            if len(used) < len(load.keys):
+                count_refused(book.counters, load.result(), range(len(load.keys)))
             self._write_second_hits(load.namespace, used)
         if not load.moving:
             return load.result(), None
@@ -136,6 +142,8 @@ class Get:
             book.counters.count("loads_refused_queue_full", len(load.moving))
             tier = Tier.DEVICE if load.target is Target.DEVICE else Tier.HOST
             load.busy = Busy(tier, 0, 0, 0)
+            if load.lease is not None:
+                count_refused(book.counters, load.result(), load.moving)
             return load.result(), None
         load.owner.buffer_io += 1
         owners.add_job(job)
@@ -149,16 +157,22 @@ class Get:
         state = self._state
         for i in load.moving:
             state.book.unhold(load.slots[i])
-        if job.lease is not None:
-            job.lease.jobs.discard(job.job_id)
         self._tenancy.buffer_io_end(load.owner)
         job.result = load.result()
+        if job.lease is not None:
+            job.lease.jobs.discard(job.job_id)
+            count_refused(state.book.counters, job.result, load.moving)
         job.finished_at = state.clock.now()
         callback = self.on_job_done
         if callback is not None and job.announce and job.job_id in state.owners.jobs:
             session_id, job_id, result = job.owner.session_id, job.job_id, job.result
             state.afterwards(lambda: callback(session_id, job_id, result))
         job.done.set()
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Loads and writes that wait for a mover."""
+        return self._movers.queued
 
     def wait(self, job: Job, seconds: float) -> FetchResult:
         """Wait for a job; its answer counts as read when it is final. The job is announced if it is not."""

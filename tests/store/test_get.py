@@ -27,10 +27,17 @@ def on_ssd_only(world, keys):
 def test_match_is_pure(world):
     keys = world.chain(1, 3)
     world.put(keys)
-    before = (world.store.show_block(keys[0]), world.store.status(), world.store.last_event)
+
+    def looked_at():
+        status = world.store.status()
+        # That it was asked is all that it leaves behind.
+        found = status.counters.pop("match_found", 0)
+        return found, (world.store.show_block(keys[0]), status, world.store.last_event)
+
+    _, before = looked_at()
     for _ in range(3):
         assert world.cache.match(world.namespace_id, keys).matched == 3
-    assert (world.store.show_block(keys[0]), world.store.status(), world.store.last_event) == before
+    assert looked_at() == (9, before)
 
 
 def test_match_stops_at_the_first_missing_block_and_says_why(world):
@@ -369,3 +376,22 @@ def test_a_place_has_a_version_that_lasts_as_long_as_its_bytes(world, target):
         assert told.version == version(told), "the block is still there"
         world.cache.remove(world.namespace_id, keys)
     assert told.version < version(told), "another block's bytes may come there now"
+
+
+def test_what_was_asked_for_is_counted_by_what_came_of_it(world):
+    keys = world.chain(1, 4)
+    world.put(keys)
+    world.cache.remove(world.namespace_id, keys[3:])
+    missing = world.chain(9, 1)
+    world.cache.match(world.namespace_id, keys)
+    lease = world.cache.grant_lease("x", 1000)
+    world.cache.fetch(world.namespace_id, [*keys, *missing], Target.HOST, lease_id=lease, wait_ms=5000)
+    counters = world.store.status().counters
+    asked = {name: count for name, count in counters.items() if name.startswith(("match_", "fetch_"))}
+    assert asked == {
+        "match_found": 3,
+        "match_missed_removed": 1,
+        "fetch_found_host": 3,
+        "fetch_missed_removed": 1,
+        "fetch_missed_never_stored": 1,
+    }
