@@ -148,9 +148,7 @@ class Dispatcher:
                 log.warning("%d calls in the %s pool have not ended and are left behind", pool.calls, pool.name)
 
 
-def _timed(
-    times: CallTimes, name: str, began: float, done: Done, answer: Any, error: BaseException | None
-) -> None:
+def _timed(times: CallTimes, name: str, began: float, done: Done, answer: Any, error: BaseException | None) -> None:
     """Count a call that a pool has ended, then tell it."""
     times.count(name, began, "" if error is None else getattr(error, "reason", KVStoreError.reason))
     done(answer, error)
