@@ -137,8 +137,6 @@ class NamespaceTable:
 
         Raises before it changes anything but what rests.
         """
-        if len(name.encode()) > NAME_BYTES_MAX:
-            raise InvalidArgument("name", f"{len(name.encode())} bytes", f"at most {NAME_BYTES_MAX} bytes")
         if policy is not None:
             check_policy(spec, policy)
         bound = self._by_name.get(name) if name else None
@@ -259,6 +257,12 @@ def _weight_of(spec: NamespaceSpec) -> int:
     """Share of ``namespaces_max`` that a namespace takes, without its names."""
     text = sum(map(len, (spec.model, spec.revision, spec.rope, spec.extra, spec.salt)))
     return 1 + text // TEXT_BYTES_EACH
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is too long."""
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise InvalidArgument("name", f"{len(name.encode())} bytes", f"at most {NAME_BYTES_MAX} bytes")
 
 
 def check_policy(spec: NamespaceSpec, policy: NamespacePolicy) -> None:

@@ -8,6 +8,7 @@ from kvstore.cache import OpenedNamespace
 from kvstore.core.errors import InvalidArgument, TierError
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Durability, Tier
+from kvstore.store.namespaces import check_name
 from kvstore.store.owners import Owner
 from kvstore.store.state import State
 
@@ -23,6 +24,7 @@ class Opening:
     def open(self, owner: Owner, spec: NamespaceSpec, name: str, policy: NamespacePolicy | None) -> OpenedNamespace:
         """See ``Cache.open_namespace``."""
         state = self._state
+        check_name(name)
         if policy is not None and policy.durability is Durability.DURABLE and state.disk is None:
             raise InvalidArgument("policy.durability", "DURABLE", "MEMORY, since this store has no SSD tier")
         with state.locked():
