@@ -205,7 +205,7 @@ def compact(ctx: CallContext, request: admin_pb2.CompactRequest) -> admin_pb2.Co
     if not 0.0 <= request.fragmentation <= 1.0:
         raise InvalidArgument("fragmentation", request.fragmentation, "0 to 1; 0 takes the configured one")
     reply = admin_pb2.CompactResponse()
-    fill(reply, ctx.store.compact(request.fragmentation))
+    fill(reply, ctx.store.compact(request.fragmentation, ctx.gone.is_set))
     return reply
 
 

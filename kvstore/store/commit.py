@@ -1,9 +1,14 @@
-"""One commit: begin (take the reservations), copy (without the lock), publish (parents first, in one section)."""
+"""One commit: claim (check all, take the reservations, in one step), prepare, copy (without the lock), publish.
+
+A block is visible from its publishing on, parents first. Preparing and publishing go in sections of ``SECTION`` blocks,
+so that others come between those of a long commit; one of fewer blocks prepares with its claim and publishes in one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvstore.cache import CommitEntry, CommitResult
 from kvstore.core.errors import InvalidArgument
@@ -29,7 +34,10 @@ from kvstore.store.movement import Movement
 from kvstore.store.namespaces import Namespace
 from kvstore.store.owners import Lease, Owner, Reservation
 from kvstore.store.places import place_of
+from kvstore.store.state import SECTION, parts
 from kvstore.store.tenancy import Tenancy
+
+_IN_MEMORY: Final = Tier.DEVICE.bit | Tier.HOST.bit
 
 
 @dataclass(slots=True)
@@ -43,6 +51,8 @@ class _Entry:
     codec: Codec
     outcome: Outcome = Outcome.PENDING
     reason: Reason = Reason.NONE
+    needed: bool = False
+    """Whether it had no copy where it goes when it was prepared: only then its bytes are copied."""
     existed: bool = False
     slot: int = NONE
     place: Place | None = None
@@ -63,6 +73,7 @@ class Commit:
         namespace: Namespace,
         entries: Sequence[CommitEntry],
         token_ids: Sequence[int],
+        queue: Callable[[Sequence[int]], None] | None,
     ) -> None:
         self._movement = movement
         self._state = movement.state
@@ -70,7 +81,16 @@ class Commit:
         self._namespace = namespace
         self._given = entries
         self._tokens = token_ids
+        self._queue = queue
+        """Takes blocks that are to be written to SSD later, lock held. Without it the caller writes them itself: then
+        their slots are kept until ``release``."""
+        self._reservations: list[Reservation] = []
         self._entries: list[_Entry] = []
+        self._depths: dict[BlockKey, int] = {}
+        self._last_child: dict[BlockKey, int] = {}
+        """Of a commit of many sections: by parent, the position of its last child."""
+        self._published = 0
+        self._used = False
         self._held: list[int] = []
         self._lease: Lease | None = None
         self._busy: Busy | None = None
@@ -80,36 +100,59 @@ class Commit:
         """Slots of the blocks that are resident now."""
         return [entry.slot for entry in self._entries if entry.outcome is Outcome.HIT]
 
-    def begin(self, owner: Owner, lease_id: LeaseId | None) -> None:
+    def claim(self, owner: Owner, lease_id: LeaseId | None) -> None:
         """Check everything, then take the reservations off the tables. Lock held; raises before it changes anything."""
-        owners, book = self._state.owners, self._state.book
-        reservations = [owners.reservation(owner, entry.reservation_id) for entry in self._given]
-        for i, (entry, reservation) in enumerate(zip(self._given, reservations, strict=True)):
-            if reservation.namespace is not self._namespace:
+        owners, namespace = self._state.owners, self._namespace
+        known, found = owners.reservations, self._reservations
+        for i, entry in enumerate(self._given):
+            reservation = known.get(entry.reservation_id)
+            if reservation is None or reservation.owner is not owner:
+                reservation = owners.reservation(owner, entry.reservation_id)
+            if reservation.namespace is not namespace:
                 raise InvalidArgument(f"reservation_ids[{i}]", entry.reservation_id, "a reservation of this namespace")
-            if reservation.key not in (None, entry.key):
+            if reservation.key is not None and reservation.key != entry.key:
                 raise InvalidArgument(f"keys[{i}]", entry.key.hex(), "the key that was reserved")
+            found.append(reservation)
         if lease_id is not None:
             self._lease = self._tenancy.lease(owner, lease_id)
-        depths: dict[BlockKey, int] = {}
-        for entry, reservation in zip(self._given, reservations, strict=True):
-            owners.take_reservation(reservation)
-            parent = book.resident(entry.parent, self._namespace)
-            depth = 0 if entry.parent == ROOT_PARENT else 1 + depths.get(
-                entry.parent, book.index.depth[parent] if parent != NONE else 0
-            )  # fmt: skip
-            depths[entry.key] = depth
-            self._entries.append(self._entry(entry, reservation, depth))
-            if parent != NONE:
-                # So that the parent is still here when its child is published.
-                book.hold(parent)
-                self._held.append(parent)
-            if entry.parent != ROOT_PARENT and parent == NONE and entry.parent not in depths:
-                self._entries[-1].refuse(Reason.PARENT_MISSING)
-            elif self._state.draining:
-                self._entries[-1].refuse(Reason.DRAINING)
+        owners.take_reservations(owner, found)
         owner.buffer_io += 1
         self._owner = owner
+
+    def prepare(self) -> bool:
+        """Find what has to be copied, and room for it, for the next blocks; True if some are left. Lock held."""
+        begin = len(self._entries)
+        for given, reservation in zip(
+            self._given[begin : begin + SECTION], self._reservations[begin : begin + SECTION], strict=True
+        ):
+            self._entries.append(self._prepare_one(given, reservation))
+        raw = [e for e in self._entries[begin:] if e.needed and e.copy.tier is Tier.HOST and e.codec is Codec.RAW]
+        if raw and self._owner.buffer is not None:
+            # At once where nothing has to be demoted for it.
+            offsets = self._movement.space.allocate_all(Tier.HOST, [entry.copy.nbytes for entry in raw])
+            for entry, offset in zip(raw, offsets, strict=True):
+                entry.copy.place = NONE if offset is None else offset
+        return len(self._entries) < len(self._given)
+
+    def _prepare_one(self, given: CommitEntry, reservation: Reservation) -> _Entry:
+        book, depths, root = self._state.book, self._depths, given.parent == ROOT_PARENT
+        parent = NONE if root else book.resident(given.parent, self._namespace)
+        depth = 0 if root else 1 + depths.get(given.parent, book.index.depth[parent] if parent != NONE else 0)
+        entry = self._entry(given, reservation, depth)
+        if parent != NONE:
+            # So that the parent is still here when its child is published.
+            book.hold(parent)
+            self._held.append(parent)
+        elif not root and given.parent not in depths:
+            entry.refuse(Reason.PARENT_MISSING)
+        depths[given.key] = depth
+        if self._state.draining and entry.outcome is Outcome.PENDING:
+            entry.refuse(Reason.DRAINING)
+        if entry.outcome is Outcome.PENDING:
+            slot = book.resident(given.key, self._namespace)
+            enough = Tier.DEVICE.bit if entry.copy.tier is Tier.DEVICE else _IN_MEMORY
+            entry.needed = slot == NONE or not book.index.residency[slot] & enough
+        return entry
 
     def _entry(self, given: CommitEntry, reservation: Reservation, depth: int) -> _Entry:
         codec = self._namespace.codec_at(depth)
@@ -124,59 +167,30 @@ class Commit:
 
     def copy(self) -> None:
         """Copy out of the buffer: to DEVICE, or to HOST with checksums; encode on DEVICE. Without the lock."""
-        self._to_device()
-        for entry in self._to_shrink():
-            self._shrink(entry)
-        raw = [e for e in self._unknown() if e.codec is Codec.RAW or not self._encode(e)]
-        self._take_all(raw)
-        raw = [entry for entry in raw if entry.copy.place != NONE]
+        if len(self._given) > SECTION:
+            self._last_child = {entry.parent: position for position, entry in enumerate(self._entries)}
+        needed = [entry for entry in self._entries if entry.needed]
+        host = [entry for entry in needed if entry.copy.tier is Tier.HOST]
+        if len(host) < len(needed):
+            self._fill_device([entry for entry in needed if entry.copy.tier is Tier.DEVICE])
+        raw = [entry for entry in host if entry.codec is Codec.RAW or not self._encode(entry)]
+        raw = [entry for entry in raw if entry.copy.place != NONE or self._take(entry)]
         blocks = [RawBlock(entry.key, entry.parent, self._slices(entry), self._stored(entry)) for entry in raw]
         store_raw(self._namespace, blocks)
         for entry in raw:
             entry.copied = True
 
-    def _unknown(self) -> list[_Entry]:
-        """Entries on their way to HOST that have no copy in memory yet."""
-        with self._state.locked() as book:
-            found = []
-            for entry in self._entries:
-                if entry.outcome is Outcome.PENDING and entry.copy.tier is Tier.HOST:
-                    slot = book.resident(entry.key, self._namespace)
-                    if slot == NONE or not (book.has(slot, Tier.HOST) or book.has(slot, Tier.DEVICE)):
-                        found.append(entry)
-            # The buffer stays until ``publish``, even if its session ends.
-            return found if self._owner.buffer is not None else []
-
-    def _to_device(self) -> None:
-        """Copy from the buffer to the places in DEVICE that are kept for the blocks, but for those that are there."""
+    def _fill_device(self, entries: list[_Entry]) -> None:
+        """Copy from the buffer to the places in DEVICE that are kept for the blocks, and encode there if wanted."""
         device, layout = self._movement.device, self._namespace.layout
-        with self._state.locked() as book:
-            found = [
-                entry
-                for entry in self._entries
-                if entry.outcome is Outcome.PENDING
-                and entry.reservation.device is not None
-                and ((slot := book.resident(entry.key, self._namespace)) == NONE or not book.has(slot, Tier.DEVICE))
-            ]
-            if device is None or self._owner.buffer is None:
-                return
-        for entry in found:
-            device.write(entry.copy.place, self._slices(entry)[: layout.units_bytes(Codec.RAW)])
-            entry.copied = True
-
-    def _to_shrink(self) -> list[_Entry]:
-        """Entries on DEVICE that the policy wants encoded there."""
-        if self._namespace.policy.device_codec == "raw":
-            return []
-        with self._state.locked() as book:
-            return [
-                entry
-                for entry in self._entries
-                if entry.outcome is Outcome.PENDING
-                and entry.copy.tier is Tier.DEVICE
-                and entry.codec is not Codec.RAW
-                and ((slot := book.resident(entry.key, self._namespace)) == NONE or not book.has(slot, Tier.DEVICE))
-            ]
+        for entry in entries:
+            if entry.reservation.device is not None and device is not None:
+                device.write(entry.copy.place, self._slices(entry)[: layout.units_bytes(Codec.RAW)])
+                entry.copied = True
+        if self._namespace.policy.device_codec != "raw":
+            for entry in entries:
+                if entry.codec is not Codec.RAW:
+                    self._shrink(entry)
 
     def _shrink(self, entry: _Entry) -> None:
         coded = shrink.encode(self._movement, self._namespace, entry.copy.place)
@@ -209,16 +223,6 @@ class Commit:
         entry.copy.nbytes = self._namespace.layout.raw_stored_bytes
         return False
 
-    def _take_all(self, entries: list[_Entry]) -> None:
-        """Ranges of HOST for as many entries as there is room for: at once where nothing has to be demoted for it."""
-        with self._state.locked():
-            offsets = self._movement.space.allocate_all(Tier.HOST, [entry.copy.nbytes for entry in entries])
-        for entry, offset in zip(entries, offsets, strict=True):
-            if offset is None:
-                self._take(entry)
-            else:
-                entry.copy.place = offset
-
     def _take(self, entry: _Entry) -> bool:
         offset = self._movement.take(Tier.HOST, entry.copy.nbytes)
         if offset is None:
@@ -229,23 +233,56 @@ class Commit:
         entry.copy.place = offset
         return True
 
-    def publish(self) -> None:
-        """Make the blocks visible, or give their places back. Called with the lock held."""
-        book = self._state.book
-        tokens = self._namespace.spec.block_tokens
-        for i, entry in enumerate(self._entries):
+    def publish(self) -> bool:
+        """Make the next blocks visible, or give their places back; True if something is left. Lock held."""
+        book, tokens = self._state.book, self._namespace.spec.block_tokens
+        begin = self._published
+        end = self._published = min(begin + SECTION, len(self._entries))
+        part = self._entries[begin:end]
+        for i, entry in enumerate(part, begin):
             if self._tokens:
                 name = self._namespace.namespace_id, entry.key
                 book.news.token_ids[name] = self._tokens[i * tokens : (i + 1) * tokens]
             if entry.outcome is Outcome.PENDING:
                 self._publish_one(entry)
             self._give_back(entry)
-        book.use(self.slots)
-        for entry in self._entries:
-            self._pin(entry)
-        for parent in self._held:
-            book.unhold(parent)
+            if self._lease is not None:
+                self._pin(entry, self._lease)
+        self._keep(part, end)
+        if end < len(self._entries):
+            return True
+        if not self._used:
+            book.use(self.slots)
+            self._used = True
+        for _ in range(min(SECTION, len(self._held))):
+            book.unhold(self._held.pop())
+        if self._held:
+            return True
         self._tenancy.buffer_io_end(self._owner)
+        return False
+
+    def _keep(self, part: Sequence[_Entry], end: int) -> None:
+        """What was published now goes to SSD later, or is written by the caller; parents of later blocks stay."""
+        book = self._state.book
+        slots = [entry.slot for entry in part if entry.outcome is Outcome.HIT]
+        if self._queue is None:
+            for slot in slots:
+                book.ref(slot)
+        elif self._namespace.policy.write is WritePolicy.THROUGH:
+            residency = book.index.residency
+            self._queue([slot for slot in slots if not residency[slot] & Tier.SSD.bit])
+        if self._last_child:
+            for entry in part:
+                if entry.outcome is Outcome.HIT and self._last_child.get(entry.key, NONE) >= end:
+                    book.hold(entry.slot)
+                    self._held.append(entry.slot)
+
+    def release(self) -> None:
+        """Let go of the slots that were kept for the caller, who is done with them."""
+        for part in parts(self.slots):
+            with self._state.locked() as book:
+                for slot in part:
+                    book.unref(slot)
 
     def _publish_one(self, entry: _Entry) -> None:
         book = self._state.book
@@ -296,24 +333,18 @@ class Commit:
         else:
             self._tenancy.free_buffer(reservation)
 
-    def _pin(self, entry: _Entry) -> None:
-        book, lease = self._state.book, self._lease
-        if entry.outcome is not Outcome.HIT or lease is None or lease.ended:
+    def _pin(self, entry: _Entry, lease: Lease) -> None:
+        book = self._state.book
+        if entry.outcome is not Outcome.HIT or lease.ended:
             return
         tier = next((t for t in (Tier.DEVICE, Tier.HOST) if book.has(entry.slot, t)), None)
         if tier is None:
             return
         number = copy_number(entry.slot, tier)
         if number not in lease.pins:
-            lease.pins.add(number)
+            lease.pins[number] = None
             book.pin(entry.slot, tier)
         entry.place = place_of(book, entry.slot, tier)
-
-    def to_write(self) -> list[int]:
-        """Slots that the namespace's policy sends to SSD now."""
-        if self._namespace.policy.write is not WritePolicy.THROUGH:
-            return []
-        return [slot for slot in self.slots if not self._state.book.has(slot, Tier.SSD)]
 
     def result(self, failures: Mapping[int, Reason]) -> CommitResult:
         """The answer. A block in ``failures`` is in memory, but not durable as was asked: MISS with the reason."""

@@ -9,12 +9,13 @@ from typing import Final
 import numpy as np
 
 from kvstore.core.errors import TierUnavailable
+from kvstore.core.stop import Stop
 from kvstore.core.types import Reason, Tier
 from kvstore.store.index import NONE
 from kvstore.store.movement import Failures, Movement
 from kvstore.store.persist import Persister, in_chains
 from kvstore.store.report import FlushReport
-from kvstore.store.state import Stop
+from kvstore.store.state import parts
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +35,11 @@ class Durably:
         """Make these blocks and their ancestors durable; the caller holds refs. Failures name what is not."""
         for _ in range(WRITE_ROUNDS):
             failures = self._write_once(slots)
-            with self._state.locked():
-                self._movement.forget_lost()
-                left = [slot for slot in slots if slot not in failures and self._is_missing(slot)]
+            left: list[int] = []
+            for part in parts(slots):
+                with self._state.locked():
+                    self._movement.forget_lost()
+                    left += [slot for slot in part if slot not in failures and self._is_missing(slot)]
             if not left:
                 return failures
         return failures | dict.fromkeys(left, Reason.DROPPED)
@@ -56,9 +59,10 @@ class Durably:
         try:
             failures = self._persister.to_ssd(lineage, durable=True)
         finally:
-            with self._state.locked() as book:
-                for slot in lineage:
-                    book.unref(slot)
+            for part in parts(lineage):
+                with self._state.locked() as book:
+                    for slot in part:
+                        book.unref(slot)
         if not self._sync():
             return dict.fromkeys(slots, Reason.TIER_UNAVAILABLE)
         return self._inherited(slots, failures)
@@ -157,14 +161,15 @@ class Durably:
     def _inherited(self, slots: Sequence[int], failures: Failures) -> Failures:
         """A block is durable only if its ancestors are: without them a restart could not reach it."""
         found: Failures = {}
-        with self._state.locked() as book:
-            residency, stored = book.index.residency, self._state.stored
-            for slot in slots:
-                walk = slot
-                while walk >= 0 and walk not in failures and (walk != slot or residency[slot] & stored):
-                    if walk != slot and residency[walk] & stored:
-                        break
-                    walk = book.index.parent[walk]
-                if walk in failures:
-                    found[slot] = failures[walk]
+        for part in parts(slots):
+            with self._state.locked() as book:
+                residency, stored = book.index.residency, self._state.stored
+                for slot in part:
+                    walk = slot
+                    while walk >= 0 and walk not in failures and (walk != slot or residency[slot] & stored):
+                        if walk != slot and residency[walk] & stored:
+                            break
+                        walk = book.index.parent[walk]
+                    if walk in failures:
+                        found[slot] = failures[walk]
         return found

@@ -104,7 +104,7 @@ class Loading:
             return True
         number = copy_number(slot, tier)
         if number not in lease.pins:
-            lease.pins.add(number)
+            lease.pins[number] = None
             book.pin(slot, tier)
         load.settle(position, Outcome.HIT, Reason.NONE, place_of(book, slot, tier, load.layers[0]))
         return True

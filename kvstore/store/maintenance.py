@@ -7,13 +7,14 @@ import threading
 from collections.abc import Sequence
 
 from kvstore.core.errors import CorruptBlock, InvalidArgument, Unavailable
+from kvstore.core.stop import Stop, never
 from kvstore.core.types import BlockKey, BlockName, NamespaceId, Reason, Tier
 from kvstore.store import copies, validate
 from kvstore.store.durable import Durably
 from kvstore.store.index import NONE
 from kvstore.store.promote import Promoter
 from kvstore.store.report import DrainReport, FlushReport, VerifyReport
-from kvstore.store.state import State, Stop, never
+from kvstore.store.state import State
 from kvstore.tiers.base import CompactReport, DiskHandle, DiskTier, DiskUsage, QuarantineEntry, ReadStatus
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Maintenance:
         self._pause = threading.Event()
 
     def stop(self) -> None:
-        """End a verify that is under way."""
+        """End a verify or a compaction that is under way."""
         self._pause.set()
 
     def verify(
@@ -141,11 +142,11 @@ class Maintenance:
         flushed = FlushReport(0, 0) if resume else self.flush(timeout_ms, stop)
         return DrainReport(not resume, flushed.blocks, self._durably.unflushed())
 
-    def compact(self, fragmentation: float) -> CompactReport:
+    def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
         """See ``Store.compact``."""
         if not 0.0 <= fragmentation <= 1.0:
             raise InvalidArgument("fragmentation", fragmentation, "0 to 1")
-        return self._disk().compact(fragmentation)
+        return self._disk().compact(fragmentation, lambda: self._pause.is_set() or stop())
 
     def disk_usage(self) -> DiskUsage:
         """See ``Store.disk_usage``."""

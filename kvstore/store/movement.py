@@ -19,7 +19,7 @@ from kvstore.store.index import NONE
 from kvstore.store.lifecycle import Copy, CopyState
 from kvstore.store.namespaces import Namespace
 from kvstore.store.space import Space
-from kvstore.store.state import State
+from kvstore.store.state import State, parts
 from kvstore.store.vain import Vain
 from kvstore.tiers.base import DeviceArena
 
@@ -163,7 +163,18 @@ class Movement:
         ``work`` copies the claimed ones: it sets ``well`` and the copy's place, or puts a reason into the failures.
         """
         failures: Failures = {}
-        waiting = list(dict.fromkeys(slots))
+        for part in parts(list(dict.fromkeys(slots))):
+            self._fill_part(list(part), tier, sources, work, failures)
+        return failures
+
+    def _fill_part(
+        self,
+        waiting: list[int],
+        tier: Tier,
+        sources: Sequence[Tier],
+        work: Callable[[list[Fill], Failures], None],
+        failures: Failures,
+    ) -> None:
         while waiting:
             claimed, waiting = self._claim(waiting, tier, sources, failures)
             try:
@@ -173,8 +184,7 @@ class Movement:
                 self._publish(claimed)
             if waiting and not claimed and not self._wait_for_others(waiting, tier):
                 failures.update(dict.fromkeys(waiting, Reason.TIER_UNAVAILABLE))
-                break
-        return failures
+                return
 
     def _claim(
         self, slots: list[int], tier: Tier, sources: Sequence[Tier], failures: Failures

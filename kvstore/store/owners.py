@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import math
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.cache import FetchResult
@@ -139,7 +139,8 @@ class Lease:
     name: str
     ttl_ms: int = 0
     deadline: float = math.inf
-    pins: set[int] = field(default_factory=set)
+    pins: dict[int, None] = field(default_factory=dict)
+    """In the order in which they came, parents first; they go the other way round, so that parents end up hotter."""
     holds: set[int] = field(default_factory=set)
     jobs: set[JobId] = field(default_factory=set)
     """Jobs that are to pin for it."""
@@ -180,6 +181,8 @@ class Owners:
         self.sessions: dict[SessionId, Owner] = {}
         self.reservations: dict[ReservationId, Reservation] = {}
         self.leases: dict[LeaseId, Lease] = {}
+        self.ending: deque[Lease] = deque()
+        """Leases that have ended, of which something is still to be given back."""
         self.jobs: dict[JobId, Job] = {}
         self.uncommitted: dict[BlockName, int] = {}
         """Blocks that someone reserved and has not committed yet, with how many did."""
@@ -284,15 +287,22 @@ class Owners:
 
     def take_reservation(self, reservation: Reservation) -> None:
         """Take a reservation off the tables: it can not be committed or aborted any more."""
-        del self.reservations[reservation.reservation_id]
-        reservation.owner.reservations.discard(reservation.reservation_id)
-        self._count(reservation.owner, "reservations", -1)
-        if (name := reservation.name) is not None:
-            left = self.uncommitted[name] - 1
-            if left:
-                self.uncommitted[name] = left
-            else:
-                del self.uncommitted[name]
+        self.take_reservations(reservation.owner, (reservation,))
+
+    def take_reservations(self, owner: Owner, reservations: Sequence[Reservation]) -> None:
+        """``take_reservation`` for many of one session; calls nothing for each: a commit takes all in one step."""
+        mine, uncommitted = owner.reservations, self.uncommitted
+        for reservation in reservations:
+            number, key = reservation.reservation_id, reservation.key
+            del self.reservations[number]
+            mine.discard(number)
+            if key is not None:
+                name = reservation.namespace.namespace_id, key
+                if uncommitted[name] > 1:
+                    uncommitted[name] -= 1
+                else:
+                    del uncommitted[name]
+        self._count(owner, "reservations", -len(reservations))
 
     def job(self, owner: Owner, job_id: JobId) -> Job:
         """The session's own job; raises UnknownJob."""

@@ -12,6 +12,7 @@ from kvstore.core.types import Reason, Tier
 from kvstore.store.movement import Failures, Fill, Movement
 from kvstore.store.namespaces import Namespace
 from kvstore.store.promote import Promoter
+from kvstore.store.state import parts
 from kvstore.tiers.base import BlockRead, BlockWrite, DiskHandle, DiskTier, ReadStatus
 
 log = logging.getLogger(__name__)
@@ -83,17 +84,18 @@ class Persister:
     def with_ancestors(self, slots: Iterable[int]) -> list[int]:
         """These and every ancestor that is not on SSD, parents first, with a ref each: what a restart needs."""
         found: dict[int, None] = {}
-        with self._state.locked() as book:
-            for slot in slots:
-                lineage = [slot]
-                parent = book.index.parent[slot]
-                while parent >= 0 and parent not in found and not book.index.residency[parent] & self._state.stored:
-                    lineage.append(parent)
-                    parent = book.index.parent[parent]
-                for one in reversed(lineage):
-                    if one not in found and book.index.residency[one]:
-                        book.ref(one)
-                        found[one] = None
+        for part in parts(list(slots)):
+            with self._state.locked() as book:
+                for slot in part:
+                    lineage = [slot]
+                    parent = book.index.parent[slot]
+                    while parent >= 0 and parent not in found and not book.index.residency[parent] & self._state.stored:
+                        lineage.append(parent)
+                        parent = book.index.parent[parent]
+                    for one in reversed(lineage):
+                        if one not in found and book.index.residency[one]:
+                            book.ref(one)
+                            found[one] = None
         return list(found)
 
 

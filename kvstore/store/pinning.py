@@ -36,7 +36,7 @@ def pin_found(book: Book, load: Load, readable: int, why: Callable[[BlockKey], R
     slots, residency, codecs = index.slots(load.namespace.number).get, index.residency, index.codec
     wanted, found, columns = _WANTED[load.target], load.slots, index.place
     versions = book.versions
-    pins = set[int]() if lease is None else lease.pins
+    pins = dict[int, None]() if lease is None else lease.pins
     begins: dict[int, tuple[int, Area, int, Codec]] = {}
     """By tier and codec: where slices begin in a block, then area, stride and codec of its place."""
     used: list[int] = []
@@ -60,7 +60,7 @@ def pin_found(book: Book, load: Load, readable: int, why: Callable[[BlockKey], R
             continue
         number = slot << TIER_BITS | tier
         if number not in pins:
-            pins.add(number)
+            pins[number] = None
             fresh.append(number)
         kind, offset = 4 * tier + codecs[slot], columns[tier][slot] * PAGE
         if kind not in begins:

@@ -174,33 +174,35 @@ class Put:
         """See ``Cache.commit``."""
         state = self._state
         validate.check_count("reservation_ids", len(entries))
-        with state.locked():
-            owner.require_open()
-            namespace = owner.namespace(namespace_id)
+        owner.require_open()
+        namespace = owner.namespace(namespace_id)
         validate.check_commit(namespace, entries, token_ids)
         wanted = namespace.policy.durability if durability is None else durability
-        if wanted is Durability.DURABLE and state.disk is None:
+        durable = wanted is Durability.DURABLE
+        if durable and state.disk is None:
             raise InvalidArgument("durability", "DURABLE", "MEMORY, since this store has no SSD tier")
-        commit = Commit(self._movement, self._tenancy, namespace, entries, token_ids)
+        queue = None if durable else self._queue_writes
+        commit = Commit(self._movement, self._tenancy, namespace, entries, token_ids, queue)
         with state.locked():
             owner.require_open()
-            commit.begin(owner, lease_id)
+            commit.claim(owner, lease_id)
+            more = commit.prepare()
         try:
+            while more:
+                with state.locked():
+                    more = commit.prepare()
             commit.copy()
         finally:
-            with state.locked() as book:
-                commit.publish()
-                if wanted is not Durability.DURABLE:
-                    self._queue_writes(commit.to_write())
-                for slot in commit.slots:
-                    book.ref(slot)
+            more = True
+            while more:
+                with state.locked():
+                    more = commit.publish()
+        if not durable:
+            return commit.result({})
         try:
-            failures = self._durably.write(commit.slots) if wanted is Durability.DURABLE else {}
+            return commit.result(self._durably.write(commit.slots))
         finally:
-            with state.locked() as book:
-                for slot in commit.slots:
-                    book.unref(slot)
-        return commit.result(failures)
+            commit.release()
 
 
 def _claimed(tier: Tier, nbytes: int, offset: int | None) -> Copy | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from kvstore.core.errors import InvalidArgument
+from kvstore.core.stop import Stop, never
 from kvstore.core.types import BlockKey, NamespaceId, Outcome, Reason, Tier
 from kvstore.store import validate
-from kvstore.store.book import copy_number
+from kvstore.store.book import Book, copy_number
 from kvstore.store.index import NONE
 from kvstore.store.movement import Movement
 from kvstore.store.movers import PIECE_BLOCKS
 from kvstore.store.owners import Owner
 from kvstore.store.report import EvictReport
-from kvstore.store.state import Stop, never
+from kvstore.store.state import SECTION, parts
 
 
 class Removal:
@@ -26,23 +28,29 @@ class Removal:
     def remove(self, owner: Owner, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
         """See ``Cache.remove``. Children of a removed block stay, unreachable from the root, until they are evicted."""
         validate.check_keys(keys)
-        outcomes: dict[BlockKey, Outcome] = {}
-        with self._state.locked() as book:
-            owner.require_open()
-            namespace = owner.namespace(namespace_id)
-            known = {key: book.resident(key, namespace) for key in keys}
-            # Deepest first, so that a whole chain goes without leaving ghosts.
-            for key in sorted(known, key=lambda k: -book.index.depth[known[k]] if known[k] != NONE else 1):
-                slot = known[key]
-                if slot == NONE:
-                    outcomes[key] = Outcome.MISS
-                elif slot in book.holds or any(copy_number(slot, tier) in book.pins for tier in book.tiers):
-                    outcomes[key] = Outcome.BUSY
-                else:
-                    book.drop_everywhere(slot, Reason.REMOVED)
-                    outcomes[key] = Outcome.HIT
-            self._state.changed.notify_all()
+        state, depth = self._state, dict[BlockKey, int]()
+        owner.require_open()
+        namespace = owner.namespace(namespace_id)
+        for part in parts(keys):
+            with state.locked() as book:
+                found = [(key, book.resident(key, namespace)) for key in part]
+                depth.update((key, book.index.depth[slot]) for key, slot in found if slot != NONE)
+        outcomes = dict.fromkeys(keys, Outcome.MISS)
+        # Deepest first, so that a whole chain goes without leaving ghosts.
+        for part in parts(sorted(depth, key=lambda key: -depth[key])):
+            with state.locked() as book:
+                for key in part:
+                    outcomes[key] = self._remove_one(book, book.resident(key, namespace))
+                state.changed.notify_all()
         return tuple(outcomes[key] for key in keys)
+
+    def _remove_one(self, book: Book, slot: int) -> Outcome:
+        if slot == NONE:
+            return Outcome.MISS
+        if slot in book.holds or any(copy_number(slot, tier) in book.pins for tier in book.tiers):
+            return Outcome.BUSY
+        book.drop_everywhere(slot, Reason.REMOVED)
+        return Outcome.HIT
 
     def evict(
         self, tier: Tier, namespace_id: NamespaceId | None, keys: Sequence[BlockKey], nbytes: int, stop: Stop = never
@@ -113,17 +121,18 @@ class Removal:
         validate.check_keys(keys)
         validate.check_pin_name(name)
         outcomes = []
-        with self._state.locked() as book:
-            namespace = self._state.namespaces.get(namespace_id)
-            for key in keys:
-                slot = book.resident(key, namespace)
-                outcomes.append(Outcome.MISS if slot == NONE else Outcome.HIT)
-                if slot == NONE:
-                    continue
-                held = self._state.owners.operator_pins.setdefault(name, {}).setdefault(namespace_id, set())
-                if slot not in held:
-                    held.add(slot)
-                    book.hold(slot)
+        for part in parts(keys):
+            with self._state.locked() as book:
+                namespace = self._state.namespaces.get(namespace_id)
+                for key in part:
+                    slot = book.resident(key, namespace)
+                    outcomes.append(Outcome.MISS if slot == NONE else Outcome.HIT)
+                    if slot == NONE:
+                        continue
+                    held = self._state.owners.operator_pins.setdefault(name, {}).setdefault(namespace_id, set())
+                    if slot not in held:
+                        held.add(slot)
+                        book.hold(slot)
         return tuple(outcomes)
 
     def unpin(self, name: str, namespace_id: NamespaceId | None, keys: Sequence[BlockKey]) -> int:
@@ -132,20 +141,34 @@ class Removal:
         validate.check_pin_name(name)
         if keys and namespace_id is None:
             raise InvalidArgument("namespace_id", "empty", "the namespace of the keys")
-        released = 0
-        with self._state.locked() as book:
-            pins = self._state.owners.operator_pins
-            by_namespace = pins.get(name, {})
-            for owner in [namespace_id] if namespace_id is not None else list(by_namespace):
-                held = by_namespace.get(owner, set())
-                slots = book.index.slots(self._state.namespaces.get(owner).number)
-                named = {slots.get(key, NONE) for key in keys} if keys else set(held)
-                for slot in held & named:
+        with self._state.locked():
+            if namespace_id is not None:
+                self._state.namespaces.get(namespace_id)
+            by_namespace = self._state.owners.operator_pins.get(name, {})
+            chosen = [namespace_id] if namespace_id is not None else list(by_namespace)
+        return sum(self._unpin(name, one, keys) for one in chosen)
+
+    def _unpin(self, name: str, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
+        state, released = self._state, 0
+        while True:
+            with state.locked() as book:
+                by_namespace = state.owners.operator_pins.get(name, {})
+                held = by_namespace.get(namespace_id, set())
+                if keys:
+                    part, keys = keys[:SECTION], keys[SECTION:]
+                    slots = book.index.slots(state.namespaces.get(namespace_id).number)
+                    wanted = [slot for slot in (slots.get(key, NONE) for key in part) if slot in held]
+                    done = not keys
+                else:
+                    wanted = list(islice(held, SECTION))
+                    done = len(wanted) == len(held)
+                for slot in wanted:
                     held.remove(slot)
                     book.unhold(slot)
-                    released += 1
+                released += len(wanted)
                 if not held:
-                    by_namespace.pop(owner, None)
-            if not by_namespace:
-                pins.pop(name, None)
-        return released
+                    by_namespace.pop(namespace_id, None)
+                if not by_namespace:
+                    state.owners.operator_pins.pop(name, None)
+                if done:
+                    return released

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.cache import Cache, CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
 from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
+from kvstore.core.stop import Stop, never
 from kvstore.core.types import (
     Area,
     BlockKey,
@@ -39,7 +40,6 @@ from kvstore.store.owners import Owner
 from kvstore.store.put import Put
 from kvstore.store.removal import Removal
 from kvstore.store.report import FlushReport
-from kvstore.store.state import Stop, never
 from kvstore.store.tenancy import Tenancy
 
 

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final, TypeVar
 
 from kvstore.core.clock import Clock
 from kvstore.core.errors import TierError
@@ -27,13 +28,19 @@ from kvstore.tiers.base import Arena, DiskHandle, DiskTier
 log = logging.getLogger(__name__)
 
 
-Stop = Callable[[], bool]
-"""Asked now and then by what takes long: True ends it, since its caller has gone or the daemon ends."""
+SECTION: Final = 128
+"""Blocks of one call that are worked on in one locked section, so that others come between the sections of a long one.
+
+It is a few milliseconds' work; most calls have fewer.
+"""
+
+T = TypeVar("T")
 
 
-def never() -> bool:
-    """The ``Stop`` of a caller that waits to the end."""
-    return False
+def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """What each section of a long call works on."""
+    for begin in range(0, len(items), SECTION):
+        yield items[begin : begin + SECTION]
 
 
 class State:

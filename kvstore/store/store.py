@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Final
 
 from kvstore.core.clock import Clock, MonotonicClock
+from kvstore.core.stop import Stop, never
 from kvstore.core.types import (
     BlockKey,
     NamespaceId,
@@ -48,7 +49,7 @@ from kvstore.store.report import (
 )  # fmt: skip
 from kvstore.store.session import Session, Verbs
 from kvstore.store.space import Space
-from kvstore.store.state import State, Stop, never
+from kvstore.store.state import State
 from kvstore.store.tenancy import Tenancy
 from kvstore.tiers.base import Arena, CompactReport, DeviceArena, DiskTier, DiskUsage, QuarantineEntry
 
@@ -248,9 +249,12 @@ class Store:
         """Refuse new blocks and flush, or take new blocks again. Ends early if ``stop`` says so. *Blocks*."""
         return self._maintenance.drain(resume, timeout_ms, stop)
 
-    def compact(self, fragmentation: float = 0.0) -> CompactReport:
-        """Rewrite SSD segments above this fragmentation. *Blocks*. Raises Unavailable without a disk."""
-        return self._maintenance.compact(fragmentation)
+    def compact(self, fragmentation: float = 0.0, stop: Stop = never) -> CompactReport:
+        """Rewrite SSD segments above this fragmentation. *Blocks*, until ``stop()`` at the latest.
+
+        Raises Unavailable without a disk.
+        """
+        return self._maintenance.compact(fragmentation, stop)
 
     def disk_usage(self) -> DiskUsage:
         """The SSD tier's ledger. Raises Unavailable without a disk."""

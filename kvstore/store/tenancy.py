@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unavailable
 from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, Place, ReservationId, SessionId, Tier
@@ -17,7 +18,10 @@ from kvstore.store.state import State
 from kvstore.tiers.base import Arena
 
 SECTION_THINGS = 512
-"""Leases, pins, holds, ranges and reservations given back in one locked section (a lease is ended in one)."""
+"""Leases, pins, holds, ranges and reservations given back in one locked section."""
+
+SECTION_JOBS = 16
+"""Jobs ended in one locked section, each of which may hold as many blocks as a call has keys."""
 
 MakeBuffer = Callable[[int], Arena]
 
@@ -79,23 +83,24 @@ class Tenancy:
         while owner.leases or owner.reservations:
             with state.locked():
                 self._end_some(owner)
+        self.give_back_all()
+        while owner.jobs:
+            with state.locked():
+                for job_id in tuple(islice(owner.jobs, SECTION_JOBS)):
+                    job = state.owners.jobs[job_id]
+                    state.owners.take_job(job)
+                    job.cancel()
+                    job.done.set()
         with state.locked() as book:
-            for job_id in tuple(owner.jobs):
-                job = state.owners.jobs[job_id]
-                state.owners.take_job(job)
-                job.cancel()
-                job.done.set()
             book.counters.count("sessions_ended")
             self.buffer_io_end(owner)
 
     def _end_some(self, owner: Owner) -> None:
-        """Give back as many of an ended session's rights as one locked section may. Called with the lock held."""
-        things = 0
-        for lease_id in tuple(owner.leases):
-            things += 1 + self.end_lease(self._state.owners.leases[lease_id])
-            if things >= SECTION_THINGS:
-                return
-        self.give_back_reservations(tuple(owner.reservations)[: SECTION_THINGS - things])
+        """End as many of an ended session's rights as one locked section may. Called with the lock held."""
+        leases = tuple(islice(owner.leases, SECTION_THINGS))
+        for lease_id in leases:
+            self.end_lease(self._state.owners.leases[lease_id])
+        self.give_back_reservations(tuple(islice(owner.reservations, SECTION_THINGS - len(leases))))
 
     def close_all(self) -> None:
         """End every session."""
@@ -203,6 +208,7 @@ class Tenancy:
         with self._state.locked():
             if not lease.ended:
                 self.end_lease(lease)
+        self.give_back_all()
 
     def renew(self, owner: Owner, lease_id: LeaseId) -> int:
         """See ``Store.renew_lease``."""
@@ -238,9 +244,13 @@ class Tenancy:
             raise InvalidArgument("namespace_id", "empty", "the namespace of the keys")
         with self._state.locked():
             lease = self.lease(owner, lease_id)
-            if namespace_id is None:
-                return self.end_lease(lease)
-            return self._release_keys(lease, owner.namespace(namespace_id), keys)
+            if namespace_id is not None:
+                return self._release_keys(lease, owner.namespace(namespace_id), keys)
+            released = self.end_lease(lease)
+            done = self.give_back()
+        if not done:
+            self.give_back_all()
+        return released
 
     def lease(self, owner: Owner, lease_id: LeaseId) -> Lease:
         """The session's live lease; raises Unauthenticated or UnknownLease. Called with the lock held."""
@@ -253,13 +263,12 @@ class Tenancy:
 
     def expire_leases(self) -> bool:
         """End leases whose time has run out, as many as one locked section may; True if none is left. Lock held."""
-        things = 0
-        for lease in self._state.owners.expired(self._state.clock.now()):
-            things += 1 + self.end_lease(lease)
+        for things, lease in enumerate(self._state.owners.expired(self._state.clock.now()), 1):
+            self.end_lease(lease)
             self._state.book.counters.count("leases_expired")
             if things >= SECTION_THINGS:
                 return False
-        return True
+        return self.give_back()
 
     def expire_all(self) -> None:
         """End all leases whose time has run out, in sections that others can come between."""
@@ -269,24 +278,45 @@ class Tenancy:
                     return
 
     def end_lease(self, lease: Lease) -> int:
-        """Free everything that the lease holds; returns how many things. Called with the lock held."""
-        owners, book = self._state.owners, self._state.book
+        """It is over at once; what it holds is given back by ``give_back``. Returns how many things. Lock held."""
+        owners = self._state.owners
         owners.take_lease(lease)
         lease.ended = True
         for job_id in tuple(lease.jobs):
             # What it was to pin nobody can have any more; one that has begun ends after its next step.
             owners.jobs[job_id].cancel()
-        released = len(lease.pins) + len(lease.holds)
-        # Children first, so that parents end up hotter: the deepest block of a chain goes to the hot end first.
-        book.unpin_all(sorted(lease.pins, key=lambda n: -book.index.depth[n >> TIER_BITS]))
-        for slot in lease.holds:
-            book.unhold(slot)
-        for ranges in lease.buffers.values():
-            released += self._free_buffers(lease, ranges)
-        lease.pins.clear()
-        lease.holds.clear()
-        lease.buffers.clear()
-        return released
+        # The buffer stays until its ranges were given back.
+        lease.owner.buffer_io += 1
+        owners.ending.append(lease)
+        return len(lease.pins) + len(lease.holds) + sum(map(len, lease.buffers.values()))
+
+    def give_back(self) -> bool:
+        """Give back what ended leases held, as much as one locked section may; True if nothing is left. Lock held."""
+        ending, room = self._state.owners.ending, SECTION_THINGS
+        while ending and room > 0:
+            room -= 1 + self._give_back(ending[0], room)
+            if not (ending[0].pins or ending[0].holds or ending[0].buffers):
+                self.buffer_io_end(ending.popleft().owner)
+        return not ending
+
+    def give_back_all(self) -> None:
+        """Give back what ended leases held, in sections that others can come between."""
+        while True:
+            with self._state.locked():
+                if self.give_back():
+                    return
+
+    def _give_back(self, lease: Lease, most: int) -> int:
+        book, things = self._state.book, min(most, len(lease.pins))
+        if things:
+            # Those that came last first: children before their parents, which end up hotter.
+            book.unpin_all([lease.pins.popitem()[0] for _ in range(things)])
+        while lease.holds and things < most:
+            book.unhold(lease.holds.pop())
+            things += 1
+        while lease.buffers and things < most:
+            things += self._free_buffers(lease, lease.buffers.popitem()[1])
+        return things
 
     def _release_keys(self, lease: Lease, namespace: Namespace, keys: Sequence[BlockKey]) -> int:
         book, released = self._state.book, 0
@@ -304,7 +334,7 @@ class Tenancy:
             # Only what lies in an arena is ever pinned.
             for number in (slot << TIER_BITS | _DEVICE, slot << TIER_BITS | _HOST):
                 if number in pins:
-                    pins.remove(number)
+                    del pins[number]
                     pinned.append(number)
             if slot in lease.holds:
                 lease.holds.remove(slot)

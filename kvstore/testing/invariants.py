@@ -115,7 +115,8 @@ def _owners(state: State, book: Book) -> list[str]:
     """Pins, holds and buffers are those of leases, reservations, jobs and operators, and of nobody else."""
     wrong = []
     owners = state.owners
-    pins = Counter(number for lease in owners.leases.values() for number in lease.pins)
+    leases = [*owners.leases.values(), *owners.ending]
+    pins = Counter(number for lease in leases for number in lease.pins)
     if book.pins != pins:
         wrong.append(f"pins are {dict(book.pins)}; leases have {dict(pins)}")
     if sum(r.on_device.nbytes for r in owners.reservations.values() if r.on_device) != state.reserved_bytes:
@@ -129,7 +130,7 @@ def _owners(state: State, book: Book) -> list[str]:
         if session.buffer_io == 0 and used != sum(-(-n // PAGE) * PAGE for n in ranges):
             wrong.append(f"buffer of {session.name} has {used} bytes out for ranges {ranges}")
     if not owners.jobs:
-        holds = Counter(slot for lease in owners.leases.values() for slot in lease.holds)
+        holds = Counter(slot for lease in leases for slot in lease.holds)
         holds.update(s for by in owners.operator_pins.values() for slots in by.values() for s in slots)
         if book.holds != holds:
             wrong.append(f"holds are {dict(book.holds)}; leases and operators have {dict(holds)}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.core.errors import CorruptBlock, TierFull, TierUnavailable
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
+from kvstore.core.stop import Stop, never
 from kvstore.core.types import BlockKey, BlockName, Codec, NamespaceId
 from kvstore.tiers.base import (
     BlockRead,
@@ -215,7 +216,7 @@ class MemoryDisk:
         into = memoryview(bytearray(len(block.data) if block else 0))
         return self.read([BlockRead(handle, name[1], into, None, name[0])])[0]
 
-    def compact(self, fragmentation: float) -> CompactReport:
+    def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
         """There is nothing to move."""
         return CompactReport(bytes_freed=self.reclaim(0))
 

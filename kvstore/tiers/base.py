@@ -14,6 +14,7 @@ from enum import Enum
 from typing import NewType, Protocol
 
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
+from kvstore.core.stop import Stop, never
 from kvstore.core.types import Area, BlockKey, BlockName, Codec, NamespaceId, Tier
 from kvstore.tiers.versions import Versions
 
@@ -271,8 +272,8 @@ class DiskTier(Protocol):
     def verify(self, handle: DiskHandle, name: BlockName) -> ReadStatus:
         """Read one whole block back and compare its checksums."""
 
-    def compact(self, fragmentation: float) -> CompactReport:
-        """Rewrite segments above this share of dead bytes."""
+    def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
+        """Rewrite segments above this share of dead bytes, until ``stop()``, which is asked between segments."""
 
     def usage(self) -> DiskUsage:
         """The ledger."""

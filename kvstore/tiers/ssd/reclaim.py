@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.core.errors import TierFull, TierUnavailable
+from kvstore.core.stop import Stop, never
 from kvstore.core.types import BlockKey
 from kvstore.tiers.base import BlockRead, CompactReport, DiskHandle, ReadStatus
 from kvstore.tiers.header import unpack_header
@@ -70,20 +71,20 @@ class Reclaimer:
                 if victim is None or not self._rewrite(victim):
                     return freed
 
-    def compact(self, fragmentation: float) -> CompactReport:
+    def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
         """See ``DiskTier.compact``; spares are given up too."""
-        report = self.tidy(fragmentation)
+        report = self.tidy(fragmentation, stop)
         loose = self.trim()
         with self._lock:
             spare = sum(segment.file_bytes for segment in self._core.spares)
             freed = self.spares.collect(keep=0)
         return CompactReport(report.segments, report.bytes_rewritten, report.bytes_freed + loose + spare + freed)
 
-    def tidy(self, fragmentation: float) -> CompactReport:
+    def tidy(self, fragmentation: float, stop: Stop = never) -> CompactReport:
         """Rewrite segments with a larger dead share; dead ones become spares, of which a few are kept."""
         before, was, segments = self._core.counters["rewritten_bytes"], self._allocated(), 0
         newest = self._core.next_segment
-        while True:
+        while not stop():
             # The lock is let go between segments: a write that needs room does not wait for all of them.
             with self._lock:
                 self.spares.collect()

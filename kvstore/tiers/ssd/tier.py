@@ -9,6 +9,7 @@ from typing import Final
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import TierError, TierUnavailable
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
+from kvstore.core.stop import Stop, never
 from kvstore.core.types import BlockKey, BlockName, NamespaceId
 from kvstore.tiers.base import (
     BlockRead,
@@ -209,10 +210,10 @@ class SsdTier:
         self._require_open()
         return self._reclaimer.reclaim(nbytes)
 
-    def compact(self, fragmentation: float) -> CompactReport:
+    def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
         """See ``DiskTier.compact``."""
         self._require_open()
-        return self._reclaimer.compact(fragmentation)
+        return self._reclaimer.compact(fragmentation, stop)
 
     def verify(self, handle: DiskHandle, name: BlockName) -> ReadStatus:
         """See ``DiskTier.verify``."""

@@ -139,6 +139,17 @@ def test_compaction_ends_and_leaves_whole_segments_alone(make_bench):
     assert bench.tier.usage().write_amplification == 1.0
 
 
+def test_a_compaction_ends_when_it_is_told(make_bench):
+    bench = make_bench(capacity_bytes=4 * MIB, fragmentation=0.9)
+    bench.open()
+    handles = [handle for seed in range(100) for handle in bench.write([seed])]
+    bench.tier.drop(handles[::2])
+    assert bench.tier.compact(0.1, lambda: True).segments == 0
+    asked = iter([False, True])
+    assert bench.tier.compact(0.1, lambda: next(asked)).segments == 1
+    assert bench.tier.compact(0.1).segments > 0
+
+
 def test_a_handle_that_names_another_block_by_now_is_not_dropped(bench):
     bench.open()
     (handle,) = bench.write([1])

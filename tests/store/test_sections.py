@@ -1,0 +1,140 @@
+"""No call of many blocks keeps the lock for long: it works in sections, whose steps are counted, not timed."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from kvstore.cache import CommitEntry
+from kvstore.core.keys import parents_of
+from kvstore.core.types import Durability, Outcome, Target, Tier
+from kvstore.store.state import SECTION
+from kvstore.store.tenancy import SECTION_THINGS
+from kvstore.testing.invariants import violations
+from kvstore.testing.memory_disk import MemoryDisk
+
+BLOCKS = 1024
+CALLS_MAX = 12_800
+"""Calls of functions in one section: about 100 for each of 128 blocks. In one go all blocks take several times that."""
+
+
+@pytest.fixture
+def world(make_world):
+    made = make_world(host_blocks=BLOCKS + 64, disk=MemoryDisk(capacity_bytes=1 << 30), buffer_bytes=BLOCKS * 4096)
+    yield made
+    assert violations(made.store) == []
+
+
+class Sections:
+    """What was done while the lock was held, section by section."""
+
+    def __init__(self):
+        self.calls, self.unpinned = [0], [0]
+
+    def clear(self):
+        self.__init__()
+
+
+@pytest.fixture
+def sections(world, monkeypatch):
+    """Calls of Python functions and pins given up."""
+    state, found, locked = world.store._state, Sections(), world.store._state.locked
+
+    @contextmanager
+    def counted():
+        with locked() as book:
+            calls, pins = 0, len(book.pins)
+
+            def count(_frame, event, _argument):
+                nonlocal calls
+                calls += event == "call"
+
+            sys.setprofile(count)
+            try:
+                yield book
+            finally:
+                sys.setprofile(None)
+                found.calls.append(calls)
+                found.unpinned.append(pins - len(book.pins))
+
+    monkeypatch.setattr(state, "locked", counted)
+    return found
+
+
+def reserved(world, keys):
+    """Entries of a commit, their blocks written."""
+    numbers = world.cache.reserve(world.namespace_id, Tier.HOST, count=len(keys)).reservation_ids
+    return [CommitEntry(*entry) for entry in zip(numbers, keys, parents_of(keys), strict=True)]
+
+
+@pytest.fixture
+def keys(world):
+    return world.chain(1, BLOCKS)
+
+
+@pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.DURABLE])
+def test_a_commit_of_many_blocks(world, sections, keys, durability):
+    entries = reserved(world, keys)
+    lease = world.cache.grant_lease("commit", 60_000)
+    sections.clear()
+    done = world.cache.commit(world.namespace_id, entries, lease_id=lease, durability=durability)
+    assert max(sections.calls) <= CALLS_MAX
+    assert done.outcomes == (Outcome.HIT,) * BLOCKS
+    assert world.cache.match(world.namespace_id, keys).matched == BLOCKS
+    world.cache.release(lease)
+
+
+def test_remove_pin_and_the_end_of_a_lease_of_many_blocks(world, sections, keys):
+    world.cache.commit(world.namespace_id, reserved(world, keys))
+    lease = world.cache.grant_lease("all", 60_000)
+    world.cache.fetch(world.namespace_id, keys, Target.HOST, lease_id=lease)
+    world.cache.hold(lease, world.namespace_id, keys)
+    sections.clear()
+    assert world.store.pin("ops", world.namespace_id, keys) == (Outcome.HIT,) * BLOCKS
+    assert world.store.unpin("ops", world.namespace_id, keys) == BLOCKS
+    assert world.store.pin("ops", world.namespace_id, keys) == (Outcome.HIT,) * BLOCKS
+    assert world.store.unpin("ops") == BLOCKS
+    assert world.cache.release(lease) == 2 * BLOCKS
+    assert world.cache.remove(world.namespace_id, keys) == (Outcome.HIT,) * BLOCKS
+    assert max(sections.calls) <= CALLS_MAX
+    assert world.cache.match(world.namespace_id, keys).matched == 0
+
+
+@pytest.mark.parametrize("how", ["expiry", "close"])
+def test_one_lease_with_many_pins_that_nobody_releases(world, sections, keys, how):
+    world.cache.commit(world.namespace_id, reserved(world, keys))
+    session = world.session("reader")
+    session.fetch(world.namespace_id, keys, Target.HOST, lease_id=session.grant_lease("all", 1000))
+    sections.clear()
+    if how == "close":
+        session.close()
+    else:
+        world.clock.advance(2)
+        world.store.tick()
+    assert max(sections.calls) <= CALLS_MAX
+    assert max(sections.unpinned) <= SECTION_THINGS
+    assert world.store.status().counters["copies_pinned"] == 0
+
+
+def test_a_commit_whose_parent_would_go_between_its_sections(world, keys, monkeypatch):
+    """Parents of blocks that are still to be published stay: others may come between, and find them kept."""
+    entries = reserved(world, keys[: 2 * SECTION])
+    state, seen, locked = world.store._state, [], world.store._state.locked
+
+    @contextmanager
+    def between():
+        with locked() as book:
+            yield book
+        if book.blocks[Tier.HOST] == SECTION and not seen:
+            seen.append(None)
+            seen[0] = world.cache.remove(world.namespace_id, keys[SECTION - 1 : SECTION])
+
+    monkeypatch.setattr(state, "locked", between)
+    done = world.cache.commit(world.namespace_id, entries)
+    assert seen == [(Outcome.BUSY,)]
+    assert done.outcomes == (Outcome.HIT,) * (2 * SECTION)
+    assert world.cache.remove(world.namespace_id, keys) == (Outcome.HIT,) * (2 * SECTION) + (Outcome.MISS,) * (
+        BLOCKS - 2 * SECTION
+    )
