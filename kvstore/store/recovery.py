@@ -16,7 +16,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from kvstore.core.errors import ResourceExhausted
+from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted
+from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import ROOT_PARENT, Codec, NamespaceId, Reason, Tier
 from kvstore.store.book import Book
 from kvstore.store.index import DEPTH_MAX, NONE, UNKNOWN, BlockIndex
@@ -66,8 +67,8 @@ def know_namespaces(state: State, disk: DiskTier) -> dict[NamespaceId, Namespace
     for spec, policy, name in disk.namespaces():
         with state.locked():
             try:
-                namespace, _ = state.namespaces.open(spec, name, policy)
-            except ResourceExhausted as error:
+                namespace = _open(state, spec, policy, name)
+            except (InvalidArgument, ResourceExhausted) as error:
                 log.warning("the blocks of a namespace on SSD are dropped: %s", error)
                 continue
             namespace.on_disk = True
@@ -75,6 +76,15 @@ def know_namespaces(state: State, disk: DiskTier) -> dict[NamespaceId, Namespace
             # Nothing of it is in the index yet, and it must not make room for the next one.
             state.namespaces.use(namespace)
     return known
+
+
+def _open(state: State, spec: NamespaceSpec, policy: NamespacePolicy, name: str) -> Namespace:
+    """Open a namespace under the name that it had on disk, or without one if that is another's by now."""
+    try:
+        return state.namespaces.open(spec, name, policy)[0]
+    except NamespaceMismatch as error:
+        log.warning("a namespace on SSD loses its name: %s", error)
+        return state.namespaces.open(spec, "", policy)[0]
 
 
 def register_blocks(
@@ -106,19 +116,21 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
             book.dropped_handles.append((tier, block.handle, (namespace.namespace_id, block.key)))
             continue
         key, parent_key = block.key, block.parent
+        slot = slots.get(key, NONE)
+        if slot != NONE and (residency[slot] & bit or (residency[slot] and kind != index.codec[slot])):
+            # Two copies of one key: the later one goes, being the same bytes.
+            book.dropped_handles.append((tier, block.handle, (namespace.namespace_id, key)))
+            continue
         parent = NONE if parent_key == ROOT_PARENT else slots.get(parent_key, UNKNOWN)
         if parent == UNKNOWN:
             parent = index.add(parent_key, UNKNOWN, number, 0)
             namespace.slots += 1
+            # Which may be the block itself.
+            slot = slots.get(key, NONE)
         depth = index.depth[parent] + 1 if parent >= 0 else 0
-        slot = slots.get(key, NONE)
         if slot == NONE:
             slot = index.add(key, parent, number, depth)
             namespace.slots += 1
-        elif residency[slot] & bit or (residency[slot] and kind != index.codec[slot]):
-            # Two copies of one key: the later one goes, being the same bytes.
-            book.dropped_handles.append((tier, block.handle, (namespace.namespace_id, key)))
-            continue
         elif index.parent[slot] == UNKNOWN:
             index.adopt(slot, parent, depth)
         index.codec[slot] = kind

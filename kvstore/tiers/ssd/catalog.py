@@ -39,6 +39,12 @@ _HEAD: Final = struct.Struct("<8sIII")
 _CRC: Final = struct.Struct("<I")
 
 
+NO_SPEC: Final = (
+    ArithmeticError, AttributeError, InvalidArgument, LookupError, RecursionError, TypeError, ValueError, struct.error,
+)  # fmt: skip
+"""What JSON that makes no spec raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """A namespace that this tier holds blocks of; ``index`` is its place in the catalog."""
@@ -124,7 +130,7 @@ def _read_line(line: bytes) -> dict[str, Any] | None:
 def _space_of(index: int, item: dict[str, Any]) -> Space | None:
     try:
         return _from_json(index, item)
-    except (ValueError, KeyError, TypeError, InvalidArgument):
+    except NO_SPEC:
         return None
 
 
@@ -143,7 +149,7 @@ def _unpack_first(data: bytes) -> list[Space]:
         raise CorruptBlock(f"the text of {CATALOG_NAME} is damaged", field="text")
     try:
         return [_from_json(index, item) for index, item in enumerate(json.loads(text))]
-    except (ValueError, KeyError, TypeError, InvalidArgument, RecursionError) as error:
+    except NO_SPEC as error:
         raise CorruptBlock(f"the text of {CATALOG_NAME} does not parse: {error}", field="text") from error
 
 
@@ -167,4 +173,17 @@ def _from_json(index: int, item: dict[str, Any]) -> Space:
     policy["write"] = WritePolicy[policy["write"]]
     policy["durability"] = Durability[policy["durability"]]
     spec["raw_layers"] = tuple(policy.pop("raw_layers"))
-    return make_space(index, NamespaceSpec(**spec), NamespacePolicy(**policy), item["name"])
+    if not isinstance(item["name"], str):
+        raise TypeError(f"the name is {item['name']!r}")
+    made = make_space(index, NamespaceSpec(**spec), NamespacePolicy(**policy), item["name"])
+    for value in (made.spec, made.policy):
+        _check_types(value)
+    return made
+
+
+def _check_types(value: NamespaceSpec | NamespacePolicy) -> None:
+    """JSON has numbers and truths where texts should be, and the classes trust their callers."""
+    for one in dataclasses.fields(value):
+        kind = {"str": str, "int": int, "bytes": bytes}.get(str(one.type))
+        if kind is not None and type(getattr(value, one.name)) is not kind:
+            raise TypeError(f"{one.name} is {getattr(value, one.name)!r}")

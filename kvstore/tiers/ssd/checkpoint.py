@@ -34,8 +34,9 @@ from numpy.typing import NDArray
 
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import KEY_BYTES, BlockKey, NamespaceId
+from kvstore.kernels import codecs
 from kvstore.tiers.ssd.config import PAGE_BYTES
-from kvstore.tiers.ssd.format import VERSION, refuse_version
+from kvstore.tiers.ssd.format import COUNT_MAX, NUMBER_MAX, VERSION, refuse_version
 from kvstore.tiers.ssd.table import NO_ROW, BlockTable
 
 HEAD_BYTES: Final = 64
@@ -167,9 +168,36 @@ def unpack_checkpoint(data: memoryview, generation: int) -> Checkpoint:
     columns["pages"] = np.zeros(extents, dtype=np.uint32)
     columns["pages"][codecs >= _CODED] = reader.take("<u4", coded)
     columns["codec"] = codecs & (_CODED - 1)
-    return Checkpoint(
+    made = Checkpoint(
         generation, next_extent, next_segment, namespaces, columns, parents, block_extent, block_position, keys
     )
+    _check_rows(name, made)
+    return made
+
+
+def _check_rows(name: str, found: Checkpoint) -> None:
+    """Raise CorruptBlock unless every number is one that this build can have written: checksums tell nothing of who
+    wrote them, and the tables are filled from the columns as they are."""
+    extents = found.extents
+    numbers, offsets = extents["number"].astype(np.uint64), extents["offset"].astype(np.uint64)
+    blocks, rows = extents["blocks"].astype(np.uint32), found.block_extent
+    places = (rows.astype(np.uint64) << np.uint64(16)) | found.block_position
+    right = (
+        0 < found.next_extent <= 2 * COUNT_MAX
+        and 0 < found.next_segment <= NUMBER_MAX
+        and bool(((numbers > 0) & (numbers < found.next_extent)).all())
+        and len(np.unique(numbers)) == len(numbers)
+        and bool((extents["age"].astype(np.uint64) < found.next_extent).all())
+        and bool((extents["segment"].astype(np.uint32) < found.next_segment).all())
+        and bool(((offsets >= PAGE_BYTES) & (offsets < PAGE_BYTES << 32) & (offsets % PAGE_BYTES == 0)).all())
+        and bool((blocks > 0).all())
+        and all(codecs.known(int(codec)) for codec in np.unique(extents["codec"]))
+        and bool((rows < len(numbers)).all())
+        and bool((found.block_position < blocks[rows]).all())
+        and len(np.unique(places)) == len(places)
+    )
+    if not right:
+        raise CorruptBlock(f"{name} has numbers that nobody can have written", field="columns")
 
 
 class _Columns:

@@ -16,6 +16,7 @@ from kvstore.core.errors import TierUnavailable
 from kvstore.tiers.ssd.checkpoint import checkpoint_name, pack_checkpoint, snapshot
 from kvstore.tiers.ssd.core import Core, Segment, log
 from kvstore.tiers.ssd.files import remove_file, write_file
+from kvstore.tiers.ssd.format import file_number
 from kvstore.tiers.ssd.journal import SECTOR_BYTES, journal_name, pack_file_head, pack_frame
 from kvstore.tiers.ssd.port import write_full
 
@@ -327,8 +328,8 @@ class Committer:
 
 def is_older(name: str, generation: int) -> bool:
     """Whether a name is a journal or checkpoint before this generation."""
-    kind, _, number = name.partition("-")
-    return kind in ("journal", "checkpoint") and number.isdigit() and int(number) < generation
+    number = file_number(name, name.partition("-")[0])
+    return name.startswith(("journal-", "checkpoint-")) and number is not None and number < generation
 
 
 def create_journal(core: Core, generation: int) -> Journal:

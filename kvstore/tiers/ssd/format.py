@@ -111,6 +111,28 @@ def segment_name(number: int) -> str:
     return f"segment-{number:08d}"
 
 
+NUMBER_MAX: Final = (1 << 32) - (1 << 20)
+"""Most that the number of a journal, checkpoint or segment can be: what is said to have a larger one is not believed,
+since the numbers that follow would not fit."""
+COUNT_MAX: Final = 1 << 62
+"""The same for extents and ages."""
+
+
+def can_be(number: int, age: int, segment: int, offset: int) -> bool:
+    """Whether an extent can have such numbers: that a checksum is right says nothing of who made it."""
+    place = SEGMENT_HEAD_BYTES <= offset < PAGE_BYTES << 32 and offset % PAGE_BYTES == 0
+    return place and 0 < number <= COUNT_MAX and age <= COUNT_MAX and 0 < segment <= NUMBER_MAX
+
+
+def file_number(name: str, kind: str) -> int | None:
+    """The number in the name of a file of a kind ("journal", "segment"); None if it is no such name."""
+    head, _, digits = name.partition("-")
+    if head != kind or not digits.isascii() or not digits.isdigit() or len(digits) > 10:
+        return None
+    number = int(digits)
+    return number if number <= NUMBER_MAX and digits == f"{number:08d}" else None
+
+
 def refuse_version(what: str, found: int) -> TierUnavailable:
     """The error for a file of a format that this build does not read."""
     return TierUnavailable(

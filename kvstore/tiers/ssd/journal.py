@@ -38,7 +38,13 @@ from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import KEY_BYTES, BlockKey, Codec, NamespaceId
 from kvstore.kernels import codecs
 from kvstore.kernels.layout import align_up
-from kvstore.tiers.ssd.format import CODING_LZ4, CODING_PLAIN, VERSION, refuse_version
+from kvstore.tiers.ssd.format import (
+    CODING_LZ4,
+    CODING_PLAIN,
+    VERSION,
+    can_be,
+    refuse_version,
+)
 
 SECTOR_BYTES: Final = 512
 FRAME_HEAD_BYTES: Final = 32
@@ -214,7 +220,8 @@ def _extent(body: memoryview, count: int) -> ExtentRecord:
         (pages,) = _PAGES.unpack_from(rest)
         rest = rest[_PAGES.size :]
     known = pages > 0 if coding == CODING_LZ4 else coding == CODING_PLAIN
-    if not codecs.known(codec) or not known or len(rest) != count * KEY_BYTES:
+    believed = can_be(number, age, segment, offset)
+    if not codecs.known(codec) or not known or not believed or not count or len(rest) != count * KEY_BYTES:
         raise CorruptBlock(f"an extent of codec {codec}, coding {coding}, {pages} pages", field="codec")
     return ExtentRecord(
         number, segment, offset, age, Codec(codec), NamespaceId(namespace_id), BlockKey(parent), bytes(rest), pages

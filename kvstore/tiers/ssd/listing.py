@@ -36,8 +36,12 @@ def missing_parents(core: Core, findings: Findings) -> dict[int, BlockKey]:
         try:
             data = read_pages(core, core.segments[extent.segment].fd, extent.offset, core.shape(extent).head_bytes)
             head = unpack_extent_head(memoryview(data))
-            if head.number != extent.number:
-                raise CorruptBlock(f"the extent is number {head.number}; expected {extent.number}", field="number")
+            if (head.number, head.shape.blocks) != (extent.number, extent.blocks):
+                raise CorruptBlock(
+                    f"the extent is number {head.number} of {head.shape.blocks} blocks; expected {extent.number} of"
+                    f" {extent.blocks}",
+                    field="number",
+                )
         except CorruptBlock as error:
             findings.damaged(f"block {core.table.key(handle).hex()}: {error.message}")
             findings.quarantined += 1

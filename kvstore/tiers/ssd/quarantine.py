@@ -33,6 +33,8 @@ from kvstore.tiers.ssd.port import read_full, write_full
 from kvstore.tiers.ssd.table import Extent
 
 DIRECTORY: Final = "quarantine"
+NUMBER_DIGITS: Final = 12
+"""Names with longer numbers are not ours."""
 _MAGIC: Final = b"KVQUARA1"
 _HEAD: Final = struct.Struct("<8sIIQ32s")
 _CRC: Final = struct.Struct("<I")
@@ -101,7 +103,8 @@ class Quarantine:
             core.ledger.set_file(path, stat.allocated)
             self._entries[path] = self._describe(path, stat.size)
             number = name.partition("-")[0]
-            self._next = max(self._next, int(number) + 1 if number.isdigit() else 0)
+            known = number.isascii() and number.isdigit() and len(number) <= NUMBER_DIGITS
+            self._next = max(self._next, int(number) + 1 if known else 0)
 
     def fit(self) -> None:
         """Delete the oldest files where a lowered cap has no room for all."""
@@ -190,5 +193,5 @@ class Quarantine:
             _, _, length, kept, key = _HEAD.unpack_from(data)
             text = bytes(data[_HEAD.size + 4 :][:length])
             if _CRC.unpack_from(data, _HEAD.size)[0] == crc32c(text, crc32c(bytes(data[: _HEAD.size]))):
-                return QuarantineEntry(path, kept, BlockKey(key), text.decode("utf-8", "replace"))
+                return QuarantineEntry(path, min(kept, size), BlockKey(key), text.decode("utf-8", "replace"))
         return QuarantineEntry(path, align_up(size, 1), _NO_KEY, "a damaged file")

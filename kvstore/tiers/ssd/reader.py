@@ -58,6 +58,7 @@ class Reader:
         wanted = self._look_up(reads, status)
         try:
             self._learn_checksums(reads, wanted, status, causes)
+            _check_keys(reads, wanted, status, causes)
             self._check_room(reads, wanted)
             self._read_slices(reads, wanted, status)
         finally:
@@ -110,10 +111,6 @@ class Reader:
                     status[index] = ReadStatus.CORRUPT
                     causes[index] = damage.message
                 continue
-            for position, index in want.blocks:
-                if want.tables.key(position) != reads[index].key:
-                    status[index] = ReadStatus.CORRUPT
-                    causes[index] = "the extent holds another key there"
             with core.lock:
                 core.headers.put(want.extent.number, want.tables)
         core.counters["read_ios"] += len(chunks)
@@ -269,3 +266,14 @@ def _layers(read: BlockRead, shape: ExtentShape) -> tuple[int, int, int]:
     if read.layers is None:
         return 0, shape.layers, shape.block_header_bytes
     return *read.layers, 0
+
+
+def _check_keys(
+    reads: Sequence[BlockRead], wanted: Sequence[Wanted], status: list[ReadStatus], causes: dict[int, str]
+) -> None:
+    """Compare what an extent's head says with what is asked for, also where the head was known before."""
+    for want in wanted:
+        for position, index in want.blocks if want.tables is not None else ():
+            if want.tables is not None and want.tables.key(position) != reads[index].key:
+                status[index] = ReadStatus.CORRUPT
+                causes[index] = "the extent holds another key there"

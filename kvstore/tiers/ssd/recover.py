@@ -18,7 +18,7 @@ from kvstore.tiers.ssd.commit import Committer, Journal, create_journal
 from kvstore.tiers.ssd.core import Core, log
 from kvstore.tiers.ssd.files import read_file, remove_file
 from kvstore.tiers.ssd.findings import Findings
-from kvstore.tiers.ssd.format import segment_name
+from kvstore.tiers.ssd.format import file_number, segment_name
 from kvstore.tiers.ssd.journal import SECTOR_BYTES, Record, check_file_head, read_frame
 from kvstore.tiers.ssd.quarantine import Quarantine
 from kvstore.tiers.ssd.replay import Replay, drop_extents
@@ -102,7 +102,7 @@ class Recovery:
         core.ledger.set_file("LOCK", core.port.stat("LOCK").allocated)
         kept = [name for name in names if not name.endswith(".tmp")]
         for name in kept:
-            if not name.startswith("segment-"):
+            if file_number(name, "segment") is None:
                 core.ledger.set_file(name, core.port.stat(name).allocated)
         return kept
 
@@ -140,7 +140,7 @@ class Recovery:
             if number < generation:
                 remove_file(self._core, f"journal-{number:08d}")
         current = [number for number in numbers if number >= generation]
-        segments = any(name.startswith("segment-") for name in names)
+        segments = bool(numbers_of(names, "segment"))
         if not generation and not self.findings.salvage and (current[0] > 1 if current else segments):
             self.findings.damaged("the checkpoint is missing")
             self.findings.salvage = True
@@ -256,9 +256,4 @@ def count_later_frames(data: memoryview, begin: int, generation: int, expected: 
 
 def numbers_of(names: Sequence[str], kind: str) -> list[int]:
     """Numbers of the files of a kind ("journal", "segment"), ascending."""
-    found = []
-    for name in names:
-        head, _, number = name.partition("-")
-        if head == kind and number.isdigit():
-            found.append(int(number))
-    return sorted(found)
+    return sorted(number for name in names if (number := file_number(name, kind)) is not None)

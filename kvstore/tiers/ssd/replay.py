@@ -76,7 +76,7 @@ class Replay:
 
     def _add(self, record: ExtentRecord) -> None:
         core = self._core
-        core.next_extent = max(core.next_extent, record.number + 1)
+        core.next_extent = max(core.next_extent, record.number + 1, record.age + 1)
         core.next_segment = max(core.next_segment, record.segment + 1)
         space = core.space_index.get(record.namespace_id, NO_SPACE)
         if self._row_of(record.number) is not None:

@@ -23,6 +23,7 @@ from kvstore.tiers.ssd.format import (
     CodedSlices,
     ExtentHead,
     ExtentShape,
+    can_be,
     unpack_extent_head,
 )
 from kvstore.tiers.ssd.journal import ExtentRecord
@@ -70,7 +71,7 @@ def _head_at(core: Core, number: int, fd: int, at: int) -> ExtentHead | None:
         log.warning("salvage: segment %d at %d: %s", number, at, error.message)
         return None
     index = core.space_index.get(head.namespace_id)
-    if index is None or head.segment != number or head.offset != at:
+    if index is None or head.segment != number or head.offset != at or not can_be(head.number, head.age, number, at):
         return None
     expected = ExtentShape.of(core.spaces[index].layout, head.codec, head.shape.blocks, head.shape.pages)
     return head if expected == head.shape else None

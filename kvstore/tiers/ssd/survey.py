@@ -12,17 +12,23 @@ from kvstore.tiers.ssd.core import Core, Segment, log
 from kvstore.tiers.ssd.files import read_pages, remove_file
 from kvstore.tiers.ssd.findings import Findings
 from kvstore.tiers.ssd.format import (
+    HEAD_BYTES_MAX,
     SEGMENT_HEAD_BYTES,
     ExtentShape,
     check_segment_head,
     extent_segment,
+    file_number,
+    pack_segment_head,
     segment_name,
 )
+from kvstore.tiers.ssd.port import write_full
 from kvstore.tiers.ssd.quarantine import Quarantine
 from kvstore.tiers.ssd.replay import drop_extents
 from kvstore.tiers.ssd.table import NO_ROW
 
 Rows = NDArray[np.int64]
+
+NO_END = 1 << 60
 
 
 class Survey:
@@ -38,7 +44,7 @@ class Survey:
     def run(self, names: list[str]) -> None:
         """Open what the tables name, remove what they do not, and count live bytes."""
         core = self._core
-        present = {int(name[8:]) for name in names if name.startswith("segment-") and name[8:].isdigit()}
+        present = {number for name in names if (number := file_number(name, "segment")) is not None}
         ends, shares, live = self._measure()
         wanted = (
             set(np.unique(np.frombuffer(core.table.extent_segment, dtype=np.uint32)).tolist()) if ends.size else set()
@@ -68,7 +74,10 @@ class Survey:
         kinds, inverse = np.unique(spaces << 32 | codecs << 24 | blocks, return_inverse=True)
         totals = np.array([self._total(int(kind)) for kind in kinds], dtype=np.int64)[inverse]
         pages = np.array(table.extent_pages, dtype=np.int64)
+        heads = np.array([self._head(int(kind)) for kind in kinds], dtype=np.int64)[inverse]
         plain, totals = totals, np.where(pages > 0, pages * PAGE_BYTES, totals)
+        # No writer makes such extents: their end is behind that of any file, and they are dropped for it.
+        totals[(heads > HEAD_BYTES_MAX) | (totals < np.where(pages > 0, heads, 0))] = NO_END
         offsets = np.array(table.extent_page, dtype=np.int64) * PAGE_BYTES
         shares = totals // np.maximum(blocks, 1)
         self._saves = plain // np.maximum(blocks, 1) - shares
@@ -80,6 +89,13 @@ class Survey:
             return 0
         return ExtentShape.of(self._core.spaces[space].layout, Codec(codec), blocks).total_bytes
 
+    def _head(self, kind: int) -> int:
+        """Bytes of the head under coding 1, which is at least as long as the plain one."""
+        space, codec, blocks = kind >> 32, kind >> 24 & 0xFF, kind & 0xFFFFFF
+        if space >= len(self._core.spaces):
+            return 0
+        return ExtentShape.of(self._core.spaces[space].layout, Codec(codec), blocks, 1).head_bytes
+
     def _open(self, number: int, rows: Rows, ends: Rows, shares: Rows, live: Rows) -> None:
         core, name = self._core, segment_name(number)
         fd = core.port.open(name, direct=True)
@@ -87,8 +103,9 @@ class Survey:
         try:
             check_segment_head(memoryview(read_pages(core, fd, 0, SEGMENT_HEAD_BYTES)), number)
         except CorruptBlock as error:
-            # Extents check themselves, so a damaged head costs nothing but this note.
+            # Extents check themselves, so a damaged head costs nothing but this note; it is written anew.
             self._findings.damaged(error.message)
+            self._mend_head(number)
         beyond = rows[ends[rows] > size]
         if len(beyond):
             drop_extents(core, [int(row) for row in beyond], self._findings, f"blocks behind the end of {name}")
@@ -102,6 +119,15 @@ class Survey:
         core.saved_bytes += int((self._saves[rows] * live[rows]).sum())
         core.segments[number] = segment
         core.ledger.set_segment(number, core.port.fstat(fd).allocated)
+
+    def _mend_head(self, number: int) -> None:
+        port = self._core.port
+        fd = port.open(segment_name(number))
+        try:
+            write_full(port, fd, memoryview(pack_segment_head(number)), 0)
+            port.fdatasync(fd)
+        finally:
+            port.close(fd)
 
     def _reopen_last(self) -> None:
         """Go on in the last segment, if it has room: many restarts do not leave many small segments."""
