@@ -23,10 +23,10 @@ from kvstore.store import validate
 from kvstore.store.asked import count_found, count_match, count_refused
 from kvstore.store.index import NONE
 from kvstore.store.loading import Load, Loading
-from kvstore.store.movers import Movers
 from kvstore.store.namespaces import Namespace
 from kvstore.store.owners import Job, Owner
 from kvstore.store.pinning import pin_found
+from kvstore.store.queues import Queues
 from kvstore.store.state import State
 from kvstore.store.tenancy import Tenancy
 
@@ -37,11 +37,11 @@ JobDone = Callable[[SessionId, JobId, FetchResult], None]
 class Get:
     """The verbs that read."""
 
-    def __init__(self, state: State, tenancy: Tenancy, loading: Loading, movers: Movers) -> None:
+    def __init__(self, state: State, tenancy: Tenancy, loading: Loading, queues: Queues) -> None:
         self._state = state
         self._tenancy = tenancy
         self._loading = loading
-        self._movers = movers
+        self._queues = queues
         self.on_job_done: JobDone | None = None
 
     def match(self, owner: Owner, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
@@ -135,7 +135,7 @@ class Get:
         # Held, so that no block loses its last copy while its job waits.
         for i in load.moving:
             book.hold(load.slots[i])
-        if not owners.has_room("jobs", load.owner.peer, state.config) or not self._movers.submit_load(task):
+        if not owners.has_room("jobs", load.owner.peer, state.config) or not self._queues.submit_load(task):
             for i in load.moving:
                 book.unhold(load.slots[i])
                 load.settle(i, Outcome.BUSY, Reason.NO_SPACE)
@@ -172,7 +172,7 @@ class Get:
     @property
     def queued(self) -> tuple[int, int]:
         """Loads and writes that wait for a mover."""
-        return self._movers.queued
+        return self._queues.waiting
 
     def wait(self, job: Job, seconds: float) -> FetchResult:
         """Wait for a job; its answer counts as read when it is final. The job is announced if it is not."""
@@ -197,4 +197,4 @@ class Get:
             return
         book = self._state.book
         # The commit was the first use.
-        self._movers.queue_writes([s for s in slots if book.index.hits[s] == 2 and not book.has(s, Tier.SSD)])
+        self._queues.queue_writes([s for s in slots if book.index.hits[s] == 2 and not book.has(s, Tier.SSD)])

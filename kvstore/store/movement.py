@@ -57,11 +57,11 @@ class Fill:
 class Movement:
     """Room in arenas with demotion, and the claims of moves. ``demotions`` copies victims to the next colder tier."""
 
-    def __init__(self, state: State, space: Space) -> None:
+    def __init__(self, state: State, space: Space, device: DeviceArena | None) -> None:
         self.state = state
         self.space = space
         self.demotions: dict[Tier, Callable[[Sequence[int]], Failures]] = {}
-        self.device: DeviceArena | None = None
+        self.device = device
         self.vain = Vain(state.clock)
 
     # -- room ----------------------------------------------------------------------------------------------------

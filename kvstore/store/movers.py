@@ -2,15 +2,14 @@
 
 Reads never wait behind writes, since each kind has its own threads and its own bounded queue. A thread whose work
 raises logs the traceback, is counted as restarted, and goes on with the next piece; what the piece had claimed was
-given back by the piece itself. The queues have a lock of their own, which is taken after the store's, never before.
+given back by the piece itself.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from kvstore.core.errors import TierUnavailable
@@ -19,13 +18,12 @@ from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.index import PAGE
 from kvstore.store.movement import Movement
 from kvstore.store.persist import Persister
+from kvstore.store.queues import Queues, Task
 from kvstore.store.recency import Recency
 from kvstore.store.tenancy import Tenancy
 from kvstore.tiers.base import DiskTier
 
 log = logging.getLogger(__name__)
-
-Task = Callable[[], None]
 
 JOIN_SECONDS: Final = 30.0
 
@@ -34,59 +32,17 @@ PIECE_BLOCKS: Final = 64
 
 
 class Movers:
-    """Queues and threads. With no threads configured, work waits for ``run_pending``."""
+    """The threads. With no threads configured, work waits for ``run_pending``."""
 
-    def __init__(self, movement: Movement, persister: Persister, tenancy: Tenancy) -> None:
+    def __init__(self, movement: Movement, persister: Persister, tenancy: Tenancy, queues: Queues) -> None:
         self._movement = movement
         self._state = movement.state
         self._config: StoreConfig = movement.state.config
         self._persister = persister
         self._tenancy = tenancy
         self.recency = Recency(movement.state)
-        self._wakeup = threading.Condition()
-        self._loads: deque[Task] = deque()
-        self._writes: deque[int] = deque()
-        self._wanted: dict[Tier, int] = {}
+        self._queues = queues
         self._threads: list[threading.Thread] = []
-        self._stopping = False
-        movement.space.wake = self.want_room
-
-    # -- queues --------------------------------------------------------------------------------------------------
-
-    def submit_load(self, task: Task) -> bool:
-        """Queue a job; False if the queue is full."""
-        with self._wakeup:
-            if len(self._loads) >= self._config.load_queue_max or self._stopping:
-                return False
-            self._loads.append(task)
-            self._wakeup.notify_all()
-            return True
-
-    def queue_writes(self, slots: Sequence[int]) -> None:
-        """Queue blocks for SSD, parents first; those that find no place are counted. Store's lock held."""
-        book = self._state.book
-        if self._state.disk is None or not slots:
-            return
-        with self._wakeup:
-            room = max(self._config.write_queue_max - len(self._writes), 0)
-            taken = slots[:room]
-            for slot in taken:
-                book.ref(slot)
-            self._writes.extend(taken)
-            self._wakeup.notify_all()
-        if len(taken) < len(slots):
-            book.counters.count("ssd_writes_dropped_queue_full", len(slots) - len(taken))
-
-    def want_room(self, tier: Tier, nbytes: int) -> None:
-        """Have the housekeeper free a hole of ``nbytes`` by demotion. Does not wait."""
-        with self._wakeup:
-            self._wanted[tier] = max(self._wanted.get(tier, 0), nbytes)
-            self._wakeup.notify_all()
-
-    @property
-    def queued(self) -> tuple[int, int]:
-        """Jobs and blocks that wait."""
-        return len(self._loads), len(self._writes)
 
     # -- threads -------------------------------------------------------------------------------------------------
 
@@ -95,7 +51,7 @@ class Movers:
         config = self._config
         if config.loader_threads == 0:
             return
-        plan = [("loader", self._next_load)] * config.loader_threads
+        plan = [("loader", self._queues.next_load)] * config.loader_threads
         plan += [("writer", self._next_write)] * config.writer_threads
         plan += [("housekeeper", self._next_chore)]
         for number, (name, step) in enumerate(plan):
@@ -105,9 +61,7 @@ class Movers:
 
     def stop(self) -> None:
         """Finish what is under way and end the threads. What still waits is not done."""
-        with self._wakeup:
-            self._stopping = True
-            self._wakeup.notify_all()
+        self._queues.stop()
         for thread in self._threads:
             thread.join(JOIN_SECONDS)
             if thread.is_alive():
@@ -116,9 +70,9 @@ class Movers:
 
     def run_pending(self) -> None:
         """Do what waits, in the calling thread: loads first, then writes, then chores."""
-        while self._loads:
-            self._guard("loader", self._loads.popleft())
-        while (batch := self._pop_writes()) is not None:
+        while (load := self._queues.pop_load()) is not None:
+            self._guard("loader", load)
+        while batch := self._queues.pop_writes():
             self._guard("writer", lambda slots=batch: self._write(slots))  # type: ignore[misc]
         self._guard("housekeeper", self._chores)
 
@@ -137,28 +91,14 @@ class Movers:
             with self._state.locked() as book:
                 book.counters.count(f"mover_restarts_{name}")
 
-    def _next_load(self) -> Task | None:
-        with self._wakeup:
-            self._wakeup.wait_for(lambda: self._loads or self._stopping)
-            return self._loads.popleft() if self._loads and not self._stopping else None
-
     def _next_write(self) -> Task | None:
-        with self._wakeup:
-            self._wakeup.wait_for(lambda: self._writes or self._stopping)
-            if self._stopping:
-                return None
-        batch = self._pop_writes() or []
+        if not self._queues.wait_writes():
+            return None
+        batch = self._queues.pop_writes()
         return lambda: self._write(batch)
 
     def _next_chore(self) -> Task | None:
-        with self._wakeup:
-            self._wakeup.wait_for(lambda: self._wanted or self._stopping, self._config.tick_ms / 1000)
-            return None if self._stopping else self._chores
-
-    def _pop_writes(self) -> list[int] | None:
-        with self._wakeup:
-            count = min(len(self._writes), self._config.extent_blocks_max)
-            return [self._writes.popleft() for _ in range(count)] or None
+        return self._chores if self._queues.wait_wanted(self._config.tick_ms / 1000) else None
 
     def _write(self, slots: list[int]) -> None:
         try:
@@ -172,9 +112,7 @@ class Movers:
 
     def _chores(self) -> None:
         self.tick()
-        with self._wakeup:
-            wanted, self._wanted = self._wanted, {}
-        for tier, nbytes in wanted.items():
+        for tier, nbytes in self._queues.pop_wanted().items():
             # All that was asked for if it can be, else as much as halving finds.
             goal = nbytes
             while goal >= PAGE and not self._movement.make_room(tier, goal, total=True):

@@ -11,7 +11,7 @@ from kvstore.core.types import Codec, Reason, Tier
 from kvstore.store import copies
 from kvstore.store.index import NONE
 from kvstore.store.movement import Failures, Fill, Movement
-from kvstore.tiers.base import BlockRead, DeviceArena, DiskHandle, ReadStatus
+from kvstore.tiers.base import BlockRead, DiskHandle, ReadStatus
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +25,10 @@ READ_BLOCKS_MAX: Final = 64
 class Promoter:
     """Fills of HOST and DEVICE. Callers hold refs on the slots that they name."""
 
-    def __init__(self, movement: Movement, device: DeviceArena | None) -> None:
+    def __init__(self, movement: Movement) -> None:
         self._movement = movement
         self._state = movement.state
-        self.device = movement.device = device
+        self.device = movement.device
         movement.demotions[Tier.DEVICE] = self.to_host
 
     def to_host(self, slots: Iterable[int]) -> Failures:

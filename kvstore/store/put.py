@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.cache import CommitEntry, CommitResult, ReserveResult
@@ -29,11 +29,9 @@ from kvstore.store.lifecycle import Copy, Event
 from kvstore.store.movement import Movement
 from kvstore.store.namespaces import Namespace
 from kvstore.store.owners import Owner, Reservation
+from kvstore.store.queues import Queues
 from kvstore.store.state import State
 from kvstore.store.tenancy import Tenancy
-
-QueueWrites = Callable[[Sequence[int]], None]
-"""Queues blocks to be written to SSD; called with the lock held."""
 
 
 @dataclass(slots=True)
@@ -58,12 +56,12 @@ class _Claims:
 class Put:
     """The verbs that bring blocks."""
 
-    def __init__(self, movement: Movement, tenancy: Tenancy, durably: Durably, queue_writes: QueueWrites) -> None:
+    def __init__(self, movement: Movement, tenancy: Tenancy, durably: Durably, queues: Queues) -> None:
         self._state: State = movement.state
         self._movement = movement
         self._tenancy = tenancy
         self._durably = durably
-        self._queue_writes = queue_writes
+        self._queues = queues
 
     def reserve(  # noqa: PLR0913  the arguments of Cache.reserve
         self,
@@ -112,7 +110,7 @@ class Put:
                     claims.add(Outcome.BUSY)
             refused = claims.outcomes.count(Outcome.BUSY)
             if claims.busy is not None and claims.busy.tier is Tier.DEVICE and not state.draining:
-                self._movement.space.wake(tier, refused * namespace.layout.device_bytes)
+                self._queues.want_room(tier, refused * namespace.layout.device_bytes)
         return ReserveResult(tuple(claims.outcomes), tuple(claims.ids), tuple(claims.places), claims.busy, standing)
 
     def _claim(
@@ -181,7 +179,7 @@ class Put:
         durable = wanted is Durability.DURABLE
         if durable and state.disk is None:
             raise InvalidArgument("durability", "DURABLE", "MEMORY, since this store has no SSD tier")
-        queue = None if durable else self._queue_writes
+        queue = None if durable else self._queues.queue_writes
         commit = Commit(self._movement, self._tenancy, namespace, entries, token_ids, queue)
         with state.locked():
             owner.require_open()

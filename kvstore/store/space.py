@@ -7,7 +7,7 @@ and the reclaimer is woken, so that the order stays LRU and the work stays O(vic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from kvstore.core.types import Busy, Reason, Tier, WritePolicy
@@ -30,12 +30,10 @@ class Space:
         self.state = self._state = state
         self.vanishing: dict[int, int] = {}
         """Of the choice that is being made: by slot, how many of its children go and have no other copy."""
-        self.wake: Callable[[Tier, int], None] = lambda tier, nbytes: None
-        """Called (lock held, must not block) when room for ``nbytes`` needs demotion."""
 
     def allocate(self, tier: Tier, nbytes: int) -> int | None:
         """A range of an arena, dropping the coldest copies that have a colder one. None if that is not enough: what
-        needs demotion is left to whoever may wait (``Movement.take``), or to the reclaimer (``wake``)."""
+        needs demotion is left to whoever may wait (``Movement.take``), or to the reclaimer (``Queues.want_room``)."""
         arena = self._state.arenas[tier]
         offset = arena.allocate(nbytes)
         if offset is None:

@@ -32,6 +32,7 @@ from kvstore.store.owners import Who
 from kvstore.store.persist import Persister
 from kvstore.store.promote import Promoter
 from kvstore.store.put import Put
+from kvstore.store.queues import Queues
 from kvstore.store.recovery import recover
 from kvstore.store.removal import Removal
 from kvstore.store.report import (
@@ -84,13 +85,14 @@ class Store:
         self._closed = False
         arenas: dict[Tier, Arena] = {Tier.HOST: host} if device is None else {Tier.DEVICE: device, Tier.HOST: host}
         self._state = State(config, arenas, [*([disk] if disk else []), *colder], clock or MonotonicClock())
-        self._movement = Movement(self._state, Space(self._state))
-        promoter = Promoter(self._movement, device)
+        self._movement = Movement(self._state, Space(self._state), device)
+        queues = Queues(self._state)
+        promoter = Promoter(self._movement)
         persister = Persister(self._movement, promoter)
         durably = Durably(self._movement, persister)
         self._tenancy = Tenancy(self._state)
-        self._movers = Movers(self._movement, persister, self._tenancy)
-        self._get = Get(self._state, self._tenancy, Loading(self._state, promoter), self._movers)
+        self._movers = Movers(self._movement, persister, self._tenancy, queues)
+        self._get = Get(self._state, self._tenancy, Loading(self._state, promoter), queues)
         self._get.on_job_done = on_job_done
         self._removal = Removal(self._movement)
         self._admin = Admin(self._state, self._get, self.boot_id)
@@ -98,7 +100,7 @@ class Store:
         self._verbs = Verbs(
             self._tenancy,
             Opening(self._state),
-            Put(self._movement, self._tenancy, durably, self._movers.queue_writes),
+            Put(self._movement, self._tenancy, durably, queues),
             self._get,
             self._removal,
             self._maintenance,

@@ -17,7 +17,7 @@ def violations(store: Store) -> list[str]:
     """One sentence for each rule that is broken now. Takes the store's lock."""
     state = store._state
     with state.locked() as book:
-        at_rest = not (state.owners.jobs or book.fills or any(store._movers.queued))
+        at_rest = not (state.owners.jobs or book.fills or any(store._get.queued))
         left = [f"{dict(table)} is left of work that has ended" for table in (book.io, book.refs) if at_rest and table]
         return [*left, *_counts(book), *_lists(book), *_totals(state, book), *_owners(state, book)]
 
