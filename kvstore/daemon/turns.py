@@ -10,10 +10,8 @@ import asyncio
 import selectors
 import time
 from collections.abc import Callable
-from typing import Final
 
-BOUNDS_MS: Final = (1, 2, 5, 10, 50)
-"""A turn is to take 5 ms at most, whatever a client sends."""
+from kvstore.core.durations import Durations
 
 
 class Turns:
@@ -21,21 +19,15 @@ class Turns:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
-        self._over = [0] * len(BOUNDS_MS)
-        self._longest_s = 0.0
+        self._durations = Durations()
 
     def count(self, seconds: float) -> None:
         """Enter one turn."""
-        self._longest_s = max(self._longest_s, seconds)
-        for place, bound in enumerate(BOUNDS_MS):
-            if seconds * 1000 <= bound:
-                break
-            self._over[place] += 1
+        self._durations.count(seconds)
 
     def counters(self) -> dict[str, int]:
         """By the names that docs/operations.md lists."""
-        found = {f"loop_turns_over_{bound}_ms": count for bound, count in zip(BOUNDS_MS, self._over, strict=True)}
-        return {**found, "loop_turn_longest_us": int(self._longest_s * 1e6)}
+        return self._durations.counters("loop_turns", "loop_turn")
 
 
 class TurnSelector(selectors.DefaultSelector):

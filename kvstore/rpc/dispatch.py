@@ -43,9 +43,9 @@ ADMIN_QUEUE_MAX: Final = 32
 QUEUE_MAX: Final = 256
 """Calls that may wait for a thread of one pool."""
 
-INLINE_BYTES_MAX: Final = 16 << 10
-"""Longest request that is parsed and served on the loop: 512 keys. What comes with a longer one, 4,096 keys or 4 MiB
-of anything, would keep all other callers waiting, so it goes to the pool for work."""
+INLINE_BYTES_MAX: Final = 36 << 10
+"""Longest request that is parsed and served on the loop: 1,024 keys and a little. What comes with a longer one, 4,096
+keys or 4 MiB of anything, would keep all other callers waiting, so it goes to the pool for work."""
 
 
 class Dispatcher:

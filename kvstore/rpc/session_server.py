@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,7 +82,7 @@ class SessionServer:
         self._connections: dict[SessionId, _Connection] = {}
         self._greetings: dict[asyncio.Task[None], None] = {}
         """Connections without a session yet, the oldest first."""
-        self._calls: Counter[int] = Counter()
+        self._calls: dict[int, int] = {}
         """Calls under way, by uid."""
         self._acceptor: Acceptor | None = None
 
@@ -244,11 +243,12 @@ class _Connection:
         ctx: CallContext,
         connection: socket.socket,
         left: Callable[[SessionId], None],
-        calls_of: Counter[int],
+        calls_of: dict[int, int],
     ) -> None:
         self._dispatcher = dispatcher
         self._ctx = ctx
         self.session: Session = ctx.session
+        self._uid = self.session.uid
         self._left = left
         self._decoder = FrameDecoder()
         self._calls = 0
@@ -266,23 +266,20 @@ class _Connection:
         if self._socket is not None:
             self._loop.add_reader(self._socket, self._readable)
         if behind:
-            self._take(behind)
+            self._readable(behind)
 
-    def _readable(self) -> None:
+    def _readable(self, data: bytes = b"") -> None:
         if self._socket is None:
             return
         try:
-            data = self._socket.recv(READ_BYTES)
+            data = data or self._socket.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
-        if data:
-            self._take(data)
-        else:
+        if not data:
             self.abort()
-
-    def _take(self, data: bytes) -> None:
+            return
         try:
             frames = self._decoder.feed(data)
         except InvalidArgument as error:
@@ -301,7 +298,7 @@ class _Connection:
         try:
             if kind != _REQUEST:
                 raise InvalidArgument("frame.kind", kind, f"{_REQUEST}, a request")
-            if self._calls >= CALLS_MAX or (self._calls_of and self._calls_of[self.session.uid] >= UID_CALLS_MAX):
+            if self._calls >= CALLS_MAX or self._calls_of.get(self._uid, 0) >= UID_CALLS_MAX:
                 self._refuse()
             done = partial(self._finish, call_id, name)
             reply = self._dispatcher.begin(name, self._ctx, payload, self._loop, done)
@@ -309,12 +306,12 @@ class _Connection:
                 self._write(pack_frame(call_id, FrameKind.REPLY, reply.SerializeToString()))
             else:
                 self._calls += 1
-                self._calls_of[self.session.uid] += 1
+                self._calls_of[self._uid] = self._calls_of.get(self._uid, 0) + 1
         except KVStoreError as error:
             self._write(_error_frame(call_id, error))
 
     def _refuse(self) -> None:
-        uid = self.session.uid
+        uid = self._uid
         whose, count, bound = "this session", self._calls, CALLS_MAX
         if count < bound:
             whose, count, bound = f"uid {uid}", self._calls_of[uid], UID_CALLS_MAX
@@ -324,9 +321,9 @@ class _Connection:
 
     def _finish(self, call_id: int, name: str, reply: Message | None, error: BaseException | None) -> None:
         self._calls -= 1
-        self._calls_of[self.session.uid] -= 1
-        if not self._calls_of[self.session.uid]:
-            del self._calls_of[self.session.uid]
+        self._calls_of[self._uid] -= 1
+        if not self._calls_of[self._uid]:
+            self._calls_of.pop(self._uid)
         try:
             if reply is None:
                 failure = error if isinstance(error, Exception) else Unavailable("the call was broken off")

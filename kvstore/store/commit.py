@@ -351,12 +351,12 @@ class Commit:
         for entry in self._entries:
             if entry.outcome is Outcome.HIT and entry.slot in failures:
                 entry.refuse(failures[entry.slot])
-        places = tuple(entry.place for entry in self._entries) if self._lease is not None else ()
-        outcomes = tuple(entry.outcome for entry in self._entries)
+        places = tuple([entry.place for entry in self._entries]) if self._lease is not None else ()
+        outcomes = tuple([entry.outcome for entry in self._entries])
         return CommitResult(
             outcomes,
-            tuple(entry.reason for entry in self._entries),
-            tuple(entry.existed for entry in self._entries),
+            tuple([entry.reason for entry in self._entries]),
+            tuple([entry.existed for entry in self._entries]),
             places,
             self._busy if Outcome.BUSY in outcomes else None,
         )

@@ -112,7 +112,8 @@ class News:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._open: list[tuple[EventKind, Tier, Namespace, BlockKey, BlockKey]] = []
+        self.untold: list[tuple[EventKind, Tier, Namespace, BlockKey, BlockKey]] = []
+        """What was told since ``publish``."""
         self._traced = trace.isEnabledFor(logging.DEBUG)
         self.token_ids: dict[BlockName, Sequence[int]] = {}
         """Tokens of blocks that are being committed, where the committer sent them."""
@@ -121,19 +122,19 @@ class News:
         """Note that a copy of a block came."""
         if self._traced:
             trace.debug("stored %s %s", tier.name, key.hex())
-        self._open.append((EventKind.STORED, tier, namespace, key, parent))
+        self.untold.append((EventKind.STORED, tier, namespace, key, parent))
 
     def removed(self, tier: Tier, namespace: Namespace, key: BlockKey, cause: Reason) -> None:
         """Note that a copy of a block went, and why."""
         if self._traced:
             trace.debug("dropped %s %s %s", tier.name, key.hex(), cause.name)
-        self._open.append((EventKind.REMOVED, tier, namespace, key, ROOT_PARENT))
+        self.untold.append((EventKind.REMOVED, tier, namespace, key, ROOT_PARENT))
 
     def publish(self) -> bool:
         """Put what was told into the log, in order; True if there was anything."""
-        if not self._open:
+        if not self.untold:
             return False
-        for (kind, tier, _), group in groupby(self._open, key=lambda item: (item[0], item[1], item[2].number)):
+        for (kind, tier, _), group in groupby(self.untold, key=lambda item: (item[0], item[1], item[2].number)):
             told = list(group)
             namespace, keys = told[0][2], tuple(item[3] for item in told)
             stored = kind is EventKind.STORED
@@ -151,7 +152,7 @@ class News:
                     block_tokens=namespace.spec.block_tokens,
                 )
             )
-        self._open.clear()
+        self.untold.clear()
         self.token_ids = {}
         return True
 

@@ -235,7 +235,7 @@ class Movement:
 
     def _wait_for_others(self, slots: list[int], tier: Tier) -> bool:
         with self.state.locked() as book:
-            return self.state.changed.wait_for(
+            return self.state.wait_for(
                 lambda: any(copy_number(slot, tier) not in book.fills for slot in slots), WAIT_SECONDS_MAX
             )
 

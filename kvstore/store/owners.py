@@ -79,8 +79,11 @@ class Owner:
             raise Unauthenticated(f"session {self.session_id} has ended", field="session", value=self.session_id)
 
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
-        """One that the session has opened. Raises UnknownNamespace for all others, whether they exist or not."""
+        """One that the session has opened. Raises UnknownNamespace for all others, whether they exist or not, and
+        Unauthenticated once the session has ended."""
         found = self.namespaces.get(namespace_id)
+        if self.ended:
+            self.require_open()
         if found is None:
             if len(namespace_id) != KEY_BYTES:
                 raise InvalidArgument("namespace_id", f"{len(namespace_id)} bytes", f"{KEY_BYTES} bytes")

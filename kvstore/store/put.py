@@ -88,7 +88,6 @@ class Put:
             raise InvalidArgument("standing", standing, "False, unless places are reserved by count and for HOST")
         entries: Sequence[BlockKey | None] = keys or [None] * count
         with state.locked() as book:
-            owner.require_open()
             namespace = owner.namespace(namespace_id)
             if owner.buffer is None and not state.arenas[tier].client_writable:
                 raise InvalidArgument(
@@ -172,7 +171,6 @@ class Put:
         """See ``Cache.commit``."""
         state = self._state
         validate.check_count("reservation_ids", len(entries))
-        owner.require_open()
         namespace = owner.namespace(namespace_id)
         validate.check_commit(namespace, entries, token_ids)
         wanted = namespace.policy.durability if durability is None else durability

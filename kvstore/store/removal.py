@@ -29,7 +29,6 @@ class Removal:
         """See ``Cache.remove``. Children of a removed block stay, unreachable from the root, until they are evicted."""
         validate.check_keys(keys)
         state, depth = self._state, dict[BlockKey, int]()
-        owner.require_open()
         namespace = owner.namespace(namespace_id)
         for part in parts(keys):
             with state.locked() as book:

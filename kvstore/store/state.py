@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Final, TypeVar
 
 from kvstore.core.clock import Clock
+from kvstore.core.durations import NOTABLE_S, Durations
 from kvstore.core.errors import TierError
 from kvstore.core.types import BlockName, Tier
 from kvstore.store.book import Book
@@ -79,28 +81,39 @@ class State:
         """How many of ``drops`` are known to be synced."""
         self.lost: list[tuple[Tier, DiskHandle, BlockName]] = []
         """What the disk has lost while its copy was not READY yet."""
-        self._later: list[Callable[[], None]] = []
+        self.later: list[Callable[[], None]] = []
+        """What the section leaves to be done; see ``afterwards``."""
         self._listeners: list[Callable[[], None]] = []
+        self._section = _Section(self)
 
-    @contextmanager
-    def locked(self) -> Iterator[Book]:
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Within a locked section: let go of the lock until ``changed`` was notified and ``condition`` holds."""
+        return self._section.wait_for(condition, seconds)
+
+    @property
+    def held(self) -> Durations:
+        """How long the lock was held by the sections that held it long."""
+        return self._section.durations
+
+    def locked(self) -> AbstractContextManager[Book]:
         """Hold the lock; afterwards, without it, do what the section left to be done."""
-        try:
-            with self.lock:
-                try:
-                    yield self.book
-                finally:
-                    told = self.book.news.publish()
-                    dropped, self.book.dropped_handles = self.book.dropped_handles, []
-                    later, self._later = self._later, []
-        finally:
-            for tier, storage in self.storages.items() if dropped else ():
-                self._drop(storage, [(handle, name) for at, handle, name in dropped if at is tier])
-            for action in later:
-                _guarded(action)
-            if told:
-                for listener in tuple(self._listeners):
-                    _guarded(listener)
+        return self._section
+
+    def after_section(
+        self,
+        dropped: list[tuple[Tier, DiskHandle, BlockName]],
+        later: list[Callable[[], None]],
+        *,
+        told: bool,
+    ) -> None:
+        """What a section has left to be done. Without the lock."""
+        for tier, storage in self.storages.items() if dropped else ():
+            self._drop(storage, [(handle, name) for at, handle, name in dropped if at is tier])
+        for action in later:
+            _guarded(action)
+        if told:
+            for listener in tuple(self._listeners):
+                _guarded(listener)
 
     def _drop(self, disk: DiskTier, dropped: list[tuple[DiskHandle, BlockName]]) -> None:
         if not dropped:
@@ -115,7 +128,7 @@ class State:
 
     def afterwards(self, action: Callable[[], None]) -> None:
         """Within a locked section: run ``action`` once the lock is released."""
-        self._later.append(action)
+        self.later.append(action)
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` after sections that told events; returns what ends it."""
@@ -135,6 +148,49 @@ class State:
     def disk_ready(self) -> bool:
         """Whether SSD takes writes and answers reads, as far as is known."""
         return bool(self.readable & Tier.SSD.bit)
+
+
+class _Section(AbstractContextManager[Book]):
+    """The locked sections of a store, one after the other: what it keeps meanwhile is the lock's holder's.
+
+    A class and no generator, which would take six calls a section instead of three; a put has eight sections.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._lock = state.lock
+        self._began = 0.0
+        self.durations = Durations()
+
+    def __enter__(self) -> Book:
+        self._lock.acquire()
+        self._began = time.perf_counter()
+        return self._state.book
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """See ``State.wait_for``."""
+        try:
+            return self._state.changed.wait_for(condition, seconds)
+        finally:
+            self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        state = self._state
+        book = state.book
+        try:
+            told = bool(book.news.untold) and book.news.publish()
+            dropped, later = book.dropped_handles, state.later
+            if dropped:
+                book.dropped_handles = []
+            if later:
+                state.later = []
+            held_s = time.perf_counter() - self._began
+            if held_s > NOTABLE_S:
+                self.durations.count(held_s)
+        finally:
+            self._lock.release()
+        if dropped or later or told:
+            state.after_section(dropped, later, told=told)
 
 
 def _guarded(action: Callable[[], None]) -> None:

@@ -95,16 +95,32 @@ class FrameDecoder:
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes in and return the frames that are now whole. Raises InvalidArgument for an invalid frame."""
         buffer = self._buffer
-        if not buffer:
-            # Nearly always whole frames come: they are cut from what was read.
-            frames, end = _cut(data)
-            if end < len(data):
-                buffer += memoryview(data)[end:]
-            return frames
-        buffer += data
-        frames, end = _cut(buffer)
-        if end:
-            del buffer[:end]
+        source: bytes | bytearray = data
+        if buffer:
+            buffer += data
+            source = buffer
+        frames: list[Frame] = []
+        begin, size = 0, len(source)
+        while size - begin >= HEADER_BYTES:
+            length, call_id, kind, code, name_length = HEADER.unpack_from(source, begin)
+            if length > FRAME_BYTES_MAX or length < _REST_BYTES + name_length or kind > _KIND_MAX:
+                _check(length, kind, name_length)
+            end = begin + LENGTH_BYTES + length
+            if end > size:
+                break
+            body = begin + HEADER_BYTES + name_length
+            try:
+                name = str(source[begin + HEADER_BYTES : body], "ascii") if name_length else ""
+            except UnicodeDecodeError as error:
+                held = bytes(source[begin + HEADER_BYTES : body])
+                raise InvalidArgument("frame.name", repr(held[:40]), "ASCII") from error
+            frames.append(_NEW_FRAME((call_id, kind, code, name, bytes(source[body:end]))))
+            begin = end
+        if source is buffer:
+            del buffer[:begin]
+        elif begin < size:
+            # Nearly always whole frames come, and are cut from what was read.
+            buffer += memoryview(data)[begin:]
         return frames
 
 
@@ -118,30 +134,7 @@ def first_frame(data: bytes) -> tuple[Frame | None, bytes]:
     end = LENGTH_BYTES + length
     if end > len(data):
         return None, b""
-    frames, _ = _cut(data[:end])
-    return frames[0], data[end:]
-
-
-def _cut(data: bytes | bytearray) -> tuple[list[Frame], int]:
-    """The whole frames at the start of ``data``, and where they end."""
-    frames: list[Frame] = []
-    begin, size = 0, len(data)
-    while size - begin >= HEADER_BYTES:
-        length, call_id, kind, code, name_length = HEADER.unpack_from(data, begin)
-        if length > FRAME_BYTES_MAX or length < _REST_BYTES + name_length or kind > _KIND_MAX:
-            _check(length, kind, name_length)
-        end = begin + LENGTH_BYTES + length
-        if end > size:
-            break
-        body = begin + HEADER_BYTES + name_length
-        try:
-            name = str(data[begin + HEADER_BYTES : body], "ascii") if name_length else ""
-        except UnicodeDecodeError as error:
-            held = bytes(data[begin + HEADER_BYTES : body])
-            raise InvalidArgument("frame.name", repr(held[:40]), "ASCII") from error
-        frames.append(_NEW_FRAME((call_id, kind, code, name, bytes(data[body:end]))))
-        begin = end
-    return frames, begin
+    return FrameDecoder().feed(data[:end])[0], data[end:]
 
 
 def _check(length: int, kind: int, name_length: int) -> None:

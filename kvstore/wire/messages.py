@@ -7,6 +7,7 @@ needs the store's tables is checked by the store. Enum fields that hold unknown 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import partial
@@ -98,7 +99,12 @@ def target_of(namespace_id: bytes, packed: bytes) -> tuple[NamespaceId, Sequence
     if len(packed) == KEY_BYTES:
         # Nothing else has to hold for one key.
         return NamespaceId(namespace_id), (BlockKey(packed),)
-    return NamespaceId(namespace_id), keys_of(packed, empty=True) if packed else ()
+    count = len(packed) // KEY_BYTES
+    if len(packed) == count * KEY_BYTES and count <= BATCH_KEYS_MAX:
+        keys: tuple[BlockKey, ...] = struct.unpack(f"{KEY_BYTES}s" * count, packed)
+        if len(set(keys)) == count:
+            return NamespaceId(namespace_id), keys
+    return NamespaceId(namespace_id), keys_of(packed, empty=True)
 
 
 def parents_of_entries(packed: bytes, count: int, field: str = "parents") -> Sequence[BlockKey]:

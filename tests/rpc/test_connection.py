@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -56,7 +55,7 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def peers(dispatcher, *uids):
-    calls = Counter()
+    calls = {}
     made = [Peer(dispatcher, calls, uid) for uid in uids or (7,)]
     yield made if uids else made[0]
     for peer in made:
