@@ -165,13 +165,24 @@ def unpin(ctx: CallContext, request: admin_pb2.UnpinRequest) -> admin_pb2.UnpinR
     return admin_pb2.UnpinResponse(released=ctx.store.unpin(name, namespace, keys))
 
 
-def list_leases(ctx: CallContext, _request: admin_pb2.ListLeasesRequest) -> admin_pb2.ListLeasesResponse:
-    """Admin/ListLeases."""
-    reply = admin_pb2.ListLeasesResponse()
-    for lease in ctx.store.leases():
-        fill(reply.leases.add(), lease)
-    for session in ctx.store.sessions():
-        fill(reply.sessions.add(), session)
+def list_leases(ctx: CallContext, request: admin_pb2.ListLeasesRequest) -> admin_pb2.ListLeasesResponse:
+    """Admin/ListLeases: a page ends where the next entry would make it larger than LIST_BYTES_MAX."""
+    told = request.page_token or "0"
+    if not (told.isascii() and told.isdecimal()) or len(told) > 9:
+        raise InvalidArgument("page_token", repr(told[:80]), "the next_page_token of the page before")
+    reply, nbytes, begin = admin_pb2.ListLeasesResponse(), 0, int(told)
+    leases, sessions = ctx.store.leases(), ctx.store.sessions()
+    for place in range(begin, len(leases) + len(sessions)):
+        into, report = (
+            (reply.leases, leases[place]) if place < len(leases) else (reply.sessions, sessions[place - len(leases)])
+        )
+        entry = into.add()
+        fill(entry, report)
+        nbytes += entry.ByteSize()
+        if nbytes > LIST_BYTES_MAX and place > begin:
+            del into[-1]
+            reply.next_page_token = str(place)
+            break
     return reply
 
 

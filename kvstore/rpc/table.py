@@ -53,7 +53,7 @@ OTHERS: Final[dict[str, Method]] = {
         _admin("Evict", admin.evict),
         _admin("Pin", admin.pin, Runs.INLINE),
         _admin("Unpin", admin.unpin, Runs.INLINE),
-        _admin("ListLeases", admin.list_leases, Runs.INLINE),
+        _admin("ListLeases", admin.list_leases),
         _admin("Verify", admin.verify),
         _admin("Drain", admin.drain),
         _admin("Compact", admin.compact),

@@ -295,8 +295,10 @@ class UnpinResponse(_message.Message):
     def __init__(self, released: _Optional[int] = ...) -> None: ...
 
 class ListLeasesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_token",)
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_token: str
+    def __init__(self, page_token: _Optional[str] = ...) -> None: ...
 
 class LeaseInfo(_message.Message):
     __slots__ = ("lease_id", "name", "owner", "pid", "seconds_left", "holds", "pins", "buffer_bytes")
@@ -337,12 +339,14 @@ class SessionInfo(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., buffer_used_bytes: _Optional[int] = ..., reservations: _Optional[int] = ..., remote: _Optional[bool] = ...) -> None: ...
 
 class ListLeasesResponse(_message.Message):
-    __slots__ = ("leases", "sessions")
+    __slots__ = ("leases", "sessions", "next_page_token")
     LEASES_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseInfo]
     sessions: _containers.RepeatedCompositeFieldContainer[SessionInfo]
-    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseInfo, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionInfo, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseInfo, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("namespace_id", "keys", "bytes_per_second")

@@ -165,7 +165,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListLeases(self, request, context):
-        """ListLeases answers leases, their owners and what they hold.
+        """ListLeases answers leases, their owners and what they hold, then sessions; as many as a message holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

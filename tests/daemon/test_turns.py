@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from kvstore.daemon.turns import BOUNDS_MS, Turns, measured_loop
+from kvstore.core.durations import BOUNDS_MS
+from kvstore.daemon.turns import Turns, measured_loop
 
 
 def test_a_turn_counts_above_each_bound_that_it_passed():

@@ -149,6 +149,7 @@ RULES: dict[str, list[Bad]] = {
     "ListBlocksRequest.limit": [Bad(1001, field="limit"), Bad(HUGE32, field="limit")],
     "ListBlocksRequest.page_token": [Bad("nonsense", field="page_token")],
     "ListNamespacesRequest.page_token": [Bad("nonsense", field="page_token")],
+    "ListLeasesRequest.page_token": [Bad("nonsense", field="page_token")],
     "ShowBlockRequest.namespace_id": OPTIONAL_NAMESPACE,
     "ShowBlockRequest.key_prefix": [
         Bad(b"", field="key_prefix"),

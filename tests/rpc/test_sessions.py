@@ -23,14 +23,16 @@ from kvstore.core.errors import (
     UnknownLease,
 )
 from kvstore.core.types import Area, SessionId
+from kvstore.rpc import handlers_admin
 from kvstore.rpc.arenas import ArenaExport
-from kvstore.rpc.context import CallContext
+from kvstore.rpc.context import CallContext, Services
 from kvstore.rpc.dispatch import check_rights
 from kvstore.rpc.listener import SocketLock, bind_unix, check_socket_path
 from kvstore.rpc.pool import BoundedPool
 from kvstore.rpc.session_server import SessionServer, SocketOptions
 from kvstore.rpc.table import METHODS
 from kvstore.store import buffers
+from kvstore.testing.world import World
 from kvstore.v1 import admin_pb2, leases_pb2, session_pb2
 from kvstore.wire.framing import PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
 from tests.client.harness import until
@@ -139,6 +141,27 @@ def test_a_session_without_a_descriptor_left_is_refused_by_name(config, daemon, 
     with pytest.raises(ResourceExhausted) as caught:
         Client(config.socket, ClientOptions(strict=True, buffer_bytes=4096))
     assert "Too many open files" in str(caught.value)
+
+
+def test_leases_are_listed_in_pages(monkeypatch):
+    """16,384 leases with long names are more than a message holds."""
+    monkeypatch.setattr(handlers_admin, "LIST_BYTES_MAX", 100)
+    world = World(host_blocks=2)
+    names = {f"lease {number} {'x' * 40}" for number in range(7)}
+    for name in names:
+        world.cache.grant_lease(name, 60_000)
+    ctx = CallContext(Services(world.store, None, "test", 1), world.cache, True, "test")
+    listed, sessions, pages, token = set(), 0, 0, ""
+    while token or not pages:
+        page = handlers_admin.list_leases(ctx, admin_pb2.ListLeasesRequest(page_token=token))
+        listed |= {lease.name for lease in page.leases}
+        sessions += len(page.sessions)
+        pages, token = pages + 1, page.next_page_token
+    assert (listed, sessions) == (names, 1)
+    assert pages > 3
+    with pytest.raises(InvalidArgument):
+        handlers_admin.list_leases(ctx, admin_pb2.ListLeasesRequest(page_token="-1"))
+    world.close()
 
 
 def test_a_pool_refuses_beyond_its_bound():

@@ -47,7 +47,7 @@ def test_what_copies_or_waits_leaves_the_loop():
     runs = {name.partition("/")[2]: method.runs for name, method in METHODS.items()}
     assert {name for name, where in runs.items() if where is Runs.INLINE} == {
         "Match", "Reserve", "Abort", "Fetch", "WaitJob", "Prefetch", "Remove", "GrantLease", "RenewLease", "HoldLease",
-        "ReleaseLease", "OpenRemote", "Keepalive", "CloseRemote", "Status", "Pin", "Unpin", "ListLeases",
+        "ReleaseLease", "OpenRemote", "Keepalive", "CloseRemote", "Status", "Pin", "Unpin",
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ def leases(call: Call) -> Exit:
 
     Pins of kvctl are listed with the owner operator; they have no lease and no end.
     """
-    answer = call.ask("Admin/ListLeases", admin_pb2.ListLeasesRequest(), admin_pb2.ListLeasesResponse)
+    answer = _all_pages(call)
     printer = call.printer
     if not printer.for_people:
         printer.answer(answer)
@@ -55,3 +55,13 @@ def leases(call: Call) -> Exit:
     if not answer.leases:
         printer.talk("no leases")
     return Exit.OK
+
+
+def _all_pages(call: Call) -> admin_pb2.ListLeasesResponse:
+    answer = call.ask("Admin/ListLeases", admin_pb2.ListLeasesRequest(), admin_pb2.ListLeasesResponse)
+    while answer.next_page_token:
+        request = admin_pb2.ListLeasesRequest(page_token=answer.next_page_token)
+        answer.next_page_token = ""
+        # Lists grow, and the token is the new page's.
+        answer.MergeFrom(call.ask("Admin/ListLeases", request, admin_pb2.ListLeasesResponse))
+    return answer

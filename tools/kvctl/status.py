@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from kvstore.core.durations import BOUNDS_MS
 from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
@@ -37,6 +38,7 @@ def status(
         _moves(printer, answer)
         printer.line()
         _recovery(printer, answer)
+        _held(printer, answer)
         for warning in [*_failed_checks(answer), *answer.warnings]:
             printer.whole_line(Text.assemble(("! ", "bold yellow"), (warning, "yellow")))
         if counters:
@@ -63,6 +65,19 @@ def _head(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
         text.plural(answer.jobs, "job"),
     ]
     printer.line(Text(", ".join(parts), style="dim"))
+
+
+def _held(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
+    """How long the event loop and the store's lock kept all others waiting: more than 5 ms is too long."""
+    counters = answer.counters
+    for what, many, one in (
+        ("turns of the loop", "loop_turns", "loop_turn"),
+        ("locked sections", "locked_sections", "locked_section"),
+    ):
+        if f"{one}_longest_us" in counters:
+            over = ", ".join(f"{text.count(counters[f'{many}_over_{bound}_ms'])} over {bound}" for bound in BOUNDS_MS)
+            longest = counters[f"{one}_longest_us"] / 1000
+            printer.line(Text(f"{what}: {over} ms, longest {longest:.1f} ms", style="dim"))
 
 
 def _tiers(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
