@@ -26,6 +26,12 @@ PIPE_COLUMNS: Final = 200
 """Width of tables when nobody watches: nothing is cut for want of columns in a pipe."""
 
 
+BIT_SETS: Final = frozenset({"residency"})
+"""Fields whose bits are tiers: bit 0 is DEVICE."""
+
+TIER_WORDS: Final = {1: "device", 2: "host", 3: "ssd"}
+"""Names of tiers; colder ones have their number."""
+
 GAP: Final = 2
 """Blanks between columns."""
 YIELDING_COLUMNS: Final = 16
@@ -195,11 +201,17 @@ def _cells(value: RenderableType) -> int:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A protobuf message as plain values: every field present, bytes in hexadecimal, enums as lower-case words."""
+    """A protobuf message as plain values: every field present, bytes in hexadecimal, enums as lower-case words.
+
+    So are sets of tiers (``BIT_SETS``), as lists.
+    """
     result: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        if field.name in BIT_SETS:
+            value = [tier_words(bits) for bits in value] if field.is_repeated else tier_words(value)
+            result[field.name] = value
+        elif field.message_type is not None and field.message_type.GetOptions().map_entry:
             result[field.name] = {key: value[key] for key in sorted(value)}
         elif field.is_repeated:
             result[field.name] = [_plain_value(field, item) for item in value]
@@ -208,6 +220,12 @@ def plain(message: Message) -> dict[str, Any]:
         else:
             result[field.name] = _plain_value(field, value)
     return result
+
+
+def tier_words(bits: int) -> list[str]:
+    """The tiers of a residency set, hot to cold: 6 is ``["host", "ssd"]``."""
+    numbers = (number for number in range(1, bits.bit_length() + 1) if bits >> (number - 1) & 1)
+    return [TIER_WORDS.get(number, f"tier{number}") for number in numbers]
 
 
 def _plain_value(field: Any, value: Any) -> Any:  # noqa: ANN401 - what a field holds is known at run time only

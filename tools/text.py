@@ -8,6 +8,7 @@ from kvstore.core import sizes
 from kvstore.core.errors import InvalidArgument
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+SIZE_MAX: Final = (1 << 63) - 1
 KEY_SHOWN: Final = 12
 """Hexadecimal digits of a key in tables: enough to be unambiguous in any store, and accepted by ``show``."""
 
@@ -26,9 +27,12 @@ def size(nbytes: float) -> str:
 def parse_size(field: str, text: str) -> int:
     """``1.5GiB``, ``64MB`` or ``4096`` as bytes, as ``core.sizes`` says. InvalidArgument naming ``field``."""
     try:
-        return sizes.parse_size(text)
-    except ValueError as error:
-        raise InvalidArgument(field, repr(text), "a number of bytes such as 4096, 64MiB or 1.5GiB") from error
+        nbytes = sizes.parse_size(text)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument(field, repr(text[:80]), "a number of bytes such as 4096, 64MiB or 1.5GiB") from error
+    if nbytes > SIZE_MAX:
+        raise InvalidArgument(field, repr(text[:80]), "less than 8 EiB")
+    return nbytes
 
 
 def count(number: int) -> str:

@@ -62,15 +62,37 @@ class Call(AbstractContextManager["Call"]):
 
 Function = Callable[..., Exit]
 
+PATH_SHOWN: Final = 200
+"""Characters of a path in a message; a longer one is wrong because it is long."""
+
 _PANEL: Final = "Options of every command"
+TIMEOUT_MAX_S: Final = 1_000_000
+"""Eleven days: more milliseconds than a request can say are no time to wait either."""
+
 SocketOption = Annotated[
-    str, typer.Option("--socket", "-s", help="The daemon's session socket.", rich_help_panel=_PANEL, show_default=True)
+    str,
+    typer.Option(
+        "--socket",
+        "-s",
+        help="The daemon's session socket.",
+        envvar="KVSTORE_SOCKET",
+        rich_help_panel=_PANEL,
+        show_default=True,
+    ),
 ]
 OutputOption = Annotated[
     Format, typer.Option("--output", "-o", help="How to print the answer.", rich_help_panel=_PANEL)
 ]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", "-t", help="Seconds to wait for an answer.", min=0.001, rich_help_panel=_PANEL)
+    float,
+    typer.Option(
+        "--timeout",
+        "-t",
+        help="Seconds to wait for an answer.",
+        min=0.001,
+        max=TIMEOUT_MAX_S,
+        rich_help_panel=_PANEL,
+    ),
 ]
 
 
@@ -124,6 +146,11 @@ def guarded(printer: Printer, work: Callable[[], Exit]) -> Exit:
         # The reader of a pipe, such as head, has read enough: that is no error, and nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
+    except OSError as error:
+        # Whatever the system says of a path that was given: too long, not to be read, on a disk that fails.
+        where = "" if error.filename is None else f"{str(error.filename)[:PATH_SHOWN]!r}: "
+        printer.talk(f"kvctl: {where}{error.strerror or error}", style="red")
+        return Exit.USAGE
 
 
 def tell(printer: Printer, error: KVStoreError) -> None:

@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from kvstore.client.handshake import Hello
 from kvstore.client.session_connection import SessionConnection
+from kvstore.core.errors import InvalidArgument, Unavailable
 from kvstore.v1 import session_pb2
 
 Reply = TypeVar("Reply", bound=Message)
@@ -35,5 +36,8 @@ def _no_jobs(_done: session_pb2.JobDone) -> None:
 
 
 def connect_daemon(path: str, timeout: float) -> DaemonPort:
-    """Open a session; Unavailable where no daemon answers."""
-    return DaemonPort(path, timeout)
+    """Open a session; Unavailable where no daemon answers, or something else does."""
+    try:
+        return DaemonPort(path, timeout)
+    except InvalidArgument as error:
+        raise Unavailable(f"what answers at {path} is no kvstored: {error.message}", field="--socket") from error

@@ -105,6 +105,7 @@ def _machine(daemon: Daemon, ssd: str) -> list[Finding]:
         probes.locked_memory(daemon.arena_bytes, daemon.pid, uses_gpu=device.level is Level.OK),
         probes.memory_limit(daemon.arena_bytes, daemon.pid),
         probes.sealed_memory(),
+        probes.descriptors(daemon.pid),
     ]
     directory = probes.probe_directory(ssd or daemon.directory)
     if directory is None:

@@ -12,6 +12,7 @@ import typer
 from kvstore import __version__
 from kvstore.tools.kvctl.command import Connect, Function, as_command
 from kvstore.tools.kvctl.connect import connect_daemon
+from kvstore.tools.kvctl.exits import Exit
 from kvstore.wire.paths import default_socket
 
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
@@ -75,4 +76,8 @@ def _root(
 
 def main() -> None:
     """Entry point of the command."""
-    make_app(connect_daemon, str(default_socket()), commands_of(sys.argv[1:]))(prog_name="kvctl")
+    try:
+        make_app(connect_daemon, str(default_socket()), commands_of(sys.argv[1:]))(prog_name="kvctl")
+    except KeyboardInterrupt:
+        # Before or after the command itself, which says so.
+        sys.exit(Exit.INTERRUPTED)

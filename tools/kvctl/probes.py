@@ -22,6 +22,12 @@ SYS_SHMEM: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 SYS_HUGETLB: Final = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 HUGE_PAGE_BYTES: Final = 2 << 20
 F_SEAL_FUTURE_WRITE: Final = 0x0010
+SESSIONS_USUAL: Final = 1024
+"""Sessions that a daemon admits if its configuration does not say otherwise."""
+
+DESCRIPTORS_NEEDED: Final = 2 * SESSIONS_USUAL + 1024
+"""As ``kvstored --check`` counts: a socket and a buffer for each session, and what the daemon itself opens."""
+
 _UNLIMITED: Final = 1 << 62
 
 
@@ -82,6 +88,28 @@ def locked_memory(needed_bytes: int, pid: int | None, uses_gpu: bool) -> Finding
         + (f", less than the arenas' {text.size(needed_bytes)}" if needed_bytes else "")
         + (": pinning fails." if uses_gpu else "; it matters only with a GPU."),
         ("ulimit -l unlimited", "systemctl edit kvstored   # [Service] LimitMEMLOCK=infinity"),
+    )
+
+
+def descriptors(pid: int | None, proc: Path = Path("/proc")) -> Finding:
+    """Whether the limit of open files is enough for as many sessions as the daemon admits if nobody says otherwise."""
+    whose = f"process {pid}" if pid else "this shell"
+    try:
+        limits = (proc / f"{pid or 'self'}/limits").read_text()
+        hard = re.search(r"^Max open files\s+\S+\s+(\d+)", limits, re.MULTILINE)
+        limit = int(hard[1]) if hard is not None else _UNLIMITED
+        opened = len(os.listdir(proc / f"{pid}/fd")) if pid else 0
+    except OSError as error:
+        return Finding("descriptors", Level.NOTE, f"Not looked at: {error.strerror}.")
+    shown = f"{limit:,}" if limit < _UNLIMITED else "unlimited"
+    told = f"The limit of {whose} is {shown}" + (f", of which {opened:,} are open" if pid else "")
+    if limit >= DESCRIPTORS_NEEDED and opened < limit * 0.8:
+        return Finding("descriptors", Level.OK, f"{told}.")
+    return Finding(
+        "descriptors",
+        Level.WARN,
+        f"{told}: {DESCRIPTORS_NEEDED:,} are needed for {SESSIONS_USUAL:,} sessions.",
+        ("systemctl edit kvstored   # [Service] LimitNOFILE=65536", "ulimit -n 65536"),
     )
 
 

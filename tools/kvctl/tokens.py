@@ -50,7 +50,7 @@ def parse_tokens(text: str) -> list[int]:
         found = (
             json.loads(stripped) if stripped.startswith("[") else [int(w) for w in stripped.replace(",", " ").split()]
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(
             "--tokens", repr(stripped[:40]), "whole numbers, apart by commas, or a JSON list"
         ) from error
@@ -98,5 +98,8 @@ def _tokenize(text: str, model: str) -> list[int]:
         raise InvalidArgument(
             "--text", "a text", "--tokens, or pip install 'tiered-kvstore[engine]' for a tokenizer"
         ) from error
-    encoding = Tokenizer.from_file(str(path)).encode(text)
-    return list(encoding.ids)
+    try:
+        return list(Tokenizer.from_file(str(path)).encode(text).ids)
+    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower, for a file or a text it can not read
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidArgument("--model", repr(model), f"one whose tokenizer cuts the text ({reason})") from error

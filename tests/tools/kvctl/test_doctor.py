@@ -8,6 +8,8 @@ import resource
 import pytest
 
 from kvstore.core.errors import Unavailable
+from kvstore.daemon import plan
+from kvstore.daemon.config import Config
 from kvstore.tools.kvctl import probes
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.probes import Level
@@ -278,3 +280,22 @@ def test_the_soft_limit_of_a_process_is_read():
         assert probes._locked_limit(os.getpid()) == probes._locked_limit(None) == 65536
     finally:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("limit", "opened", "level"),
+    [(3072, 9, Level.OK), ("unlimited", 9, Level.OK), (1024, 9, Level.WARN), (4096, 4000, Level.WARN)],
+)
+def test_descriptors(tmp_path, limit, opened, level):
+    (tmp_path / "7/fd").mkdir(parents=True)
+    line = f"Max open files            {limit}                 {limit}                files\n"
+    (tmp_path / "7/limits").write_text("Limit   Soft Limit   Hard Limit   Units\n" + line)
+    for number in range(opened):
+        (tmp_path / f"7/fd/{number}").touch()
+    assert probes.descriptors(7, tmp_path).level is level
+    assert probes.descriptors(8, tmp_path).level is Level.NOTE
+
+
+def test_descriptors_are_counted_as_the_plan_of_the_daemon_counts_them():
+    assert Config().sessions_max == probes.SESSIONS_USUAL
+    assert 2 * Config().sessions_max + plan.DESCRIPTORS_BESIDE == probes.DESCRIPTORS_NEEDED
