@@ -273,7 +273,7 @@ class DiskTier(Protocol):
         """Read one whole block back and compare its checksums."""
 
     def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
-        """Rewrite segments above this share of dead bytes, until ``stop()``, which is asked between segments."""
+        """Rewrite segments above this share of dead bytes, until ``stop()``, which is asked before each 8 MiB or so."""
 
     def usage(self) -> DiskUsage:
         """The ledger."""

@@ -85,7 +85,7 @@ class Housekeeper:
             self._reclaimer.trim()
         threshold = self._core.config.fragmentation
         if self._reclaimer.has_dead() or self._reclaimer.fragmentation() > threshold:
-            self._reclaimer.tidy(threshold)
+            self._reclaimer.tidy(threshold, self._stop.is_set)
 
     def probe(self) -> bool:
         """Try a small write, sync and read, then a commit; success makes the tier ready again."""

@@ -89,7 +89,7 @@ class Reclaimer:
             with self._lock:
                 self.spares.collect()
                 victim = self._victim(fragmentation, newest, seal=False)
-                if victim is None or not self._rewrite(victim):
+                if victim is None or not self._rewrite(victim, stop):
                     break
                 segments += 1
         rewritten = self._core.counters["rewritten_bytes"] - before
@@ -160,14 +160,16 @@ class Reclaimer:
             core.call("seal", lambda: close_segment(core, last))
         return last
 
-    def _rewrite(self, segment: Segment) -> bool:
-        """Move everything that lives in a segment elsewhere; False if that was not possible."""
+    def _rewrite(self, segment: Segment, stop: Stop = never) -> bool:
+        """Move everything that lives in a segment elsewhere; False if that was not possible, or ``stop()`` came."""
         core = self._core
         while True:
             with core.lock:
                 batch = self._next_batch(segment)
             if not batch:
                 return segment.blocks == 0
+            if stop():
+                return False
             try:
                 if not self._move(batch):
                     return False

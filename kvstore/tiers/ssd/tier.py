@@ -213,7 +213,7 @@ class SsdTier:
     def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
         """See ``DiskTier.compact``."""
         self._require_open()
-        return self._reclaimer.compact(fragmentation, stop)
+        return self._reclaimer.compact(fragmentation, lambda: self._core.closed or stop())
 
     def verify(self, handle: DiskHandle, name: BlockName) -> ReadStatus:
         """See ``DiskTier.verify``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from itertools import pairwise
 
 import pytest
 
@@ -145,7 +146,7 @@ def test_a_compaction_ends_when_it_is_told(make_bench):
     handles = [handle for seed in range(100) for handle in bench.write([seed])]
     bench.tier.drop(handles[::2])
     assert bench.tier.compact(0.1, lambda: True).segments == 0
-    asked = iter([False, True])
+    asked = iter([False, False, True])
     assert bench.tier.compact(0.1, lambda: next(asked)).segments == 1
     assert bench.tier.compact(0.1).segments > 0
 
@@ -161,3 +162,48 @@ def test_a_handle_that_names_another_block_by_now_is_not_dropped(bench):
     ]
     bench.tier.drop([handle], [(bench.maker.namespace_id, bench.maker.key(2))])
     assert bench.read([handle], [bench.maker.block(2, ROOT_PARENT)]) == [ReadStatus.GONE]
+
+
+def test_compaction_ends_within_a_segment_when_it_is_told_to(make_bench, monkeypatch):
+    monkeypatch.setattr("kvstore.tiers.ssd.reclaim.READ_BYTES", 8192)
+    bench = make_bench(capacity_bytes=4 * MIB)
+    tier = bench.open()
+    handles = [bench.write([seed])[0] for seed in range(120)]
+    tier.drop([handle for seed, handle in enumerate(handles) if seed % 2])
+    tier.flush()
+    asked = []
+
+    def stop():
+        asked.append(tier.state.counters.get("rewritten_bytes", 0))
+        return len(asked) > 6
+
+    report = tier.compact(0.0, stop)
+    assert report.segments == 0, "the first segment was not done"
+    assert 0 < report.bytes_rewritten == asked[-1]
+    assert max(after - before for before, after in pairwise(asked)) <= 4 * 8192
+    # What was moved is where it was moved to, and the rest is where it was.
+    blocks = [bench.maker.block(seed, ROOT_PARENT) for seed in range(0, 120, 2)]
+    assert bench.read(handles[::2], blocks) == [bytes(block.stored) for block in blocks]
+    assert tier.compact(0.0).bytes_rewritten
+
+
+def test_the_end_of_the_tier_ends_a_compaction(bench):
+    tier = bench.open()
+    handles = [bench.write([seed])[0] for seed in range(40)]
+    tier.drop(handles[::2])
+    tier.flush()
+    tier._core.closed = True
+    with pytest.raises(TierUnavailable):
+        tier.compact(0.0)
+    tier._core.closed = False
+    rewrite = tier._reclaimer._rewrite
+
+    def closing(segment, stop):
+        tier._core.closed = True
+        try:
+            return rewrite(segment, stop)
+        finally:
+            tier._core.closed = False
+
+    tier._reclaimer._rewrite = closing
+    assert tier.compact(0.0).bytes_rewritten == 0
