@@ -198,7 +198,10 @@ class AsyncClient(AsyncCalls):
         return _grpc().AsyncGrpcConnection(unix_address(grpc_socket(self._address.socket)), local)
 
     async def _call(self, step: steps.Call) -> bytes:
-        reply: bytes = await step.link.call(step.method, step.payload, step.timeout_s, step.late)
+        sent = await step.link.send(step.method, step.payload, step.timeout_s)
+        if step.begun is not None:
+            step.begun()
+        reply: bytes = await step.link.wait(sent, step.method, step.timeout_s, step.late)
         return reply
 
     async def _send(self, step: steps.Send) -> Any:

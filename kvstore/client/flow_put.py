@@ -173,22 +173,24 @@ class _Put:
                 yield from self._take_in()
             self.results.append(flows.fall_back("Cache/Commit", error, partial(put_failed, len(places))))
             return
-        for place in places:
-            del self._out[place.reservation_id]
+        self._no_longer_out(places)
         self._sent = _Sent(link, sent, operation, places)
 
     def _commit_last(self, sent: _Sent, request: bytes) -> Flow[None]:
-        """Send the commit of the last part and take its reply; the call answers for its places from here on."""
+        """Send the commit of the last part and take its reply; once it is sent the call answers for its places."""
         flows, operation = self._flows, sent.operation
-        for place in sent.places:
-            del self._out[place.reservation_id]
-        late = partial(self._settle, sent)
+        late, begun = partial(self._settle, sent), partial(self._no_longer_out, sent.places)
         try:
-            reply = yield Call(sent.link, operation.method, request, flows.options.timeout_s, late)
+            reply = yield Call(sent.link, operation.method, request, flows.options.timeout_s, late, begun)
         except KVStoreError as error:
             self.results.append(self._failed(sent, error))
         else:
             self.results.append(self._settle(sent, reply))
+
+    def _no_longer_out(self, places: Sequence[Standing]) -> None:
+        """A commit with these places was sent: its reply brings them back."""
+        for place in places:
+            del self._out[place.reservation_id]
 
     def _take_in(self) -> Flow[None]:
         """Take the reply of the commit that was sent."""

@@ -59,13 +59,18 @@ class Open(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Sends a request, answers the reply's bytes. A reply that comes later than ``timeout_s`` goes to ``late``."""
+    """Sends a request, answers the reply's bytes. A reply that comes later than ``timeout_s`` goes to ``late``.
+
+    ``begun`` is called once it is sent: a call that is cancelled while it waits for its turn never is, and then no
+    reply comes that could give anything back.
+    """
 
     link: Any
     method: str
     payload: bytes
     timeout_s: float
     late: Late | None = None
+    begun: Callable[[], object] | None = None
 
 
 class Send(NamedTuple):

@@ -242,6 +242,8 @@ class Client(SyncCalls):
         return connect(self._address, self.options, lambda done: self.flows.job_done(done, step.generation))
 
     def _call(self, step: steps.Call) -> bytes:
+        if step.begun is not None:
+            step.begun()
         reply: bytes = step.link.call(step.method, step.payload, step.timeout_s, step.late)
         return reply
 

@@ -15,6 +15,7 @@ from kvstore.client.operations import Operation, Operations
 from kvstore.client.payloads import GotBlocks, PutBlocks
 from kvstore.client.state import Completion
 from kvstore.client.steps import Flow
+from kvstore.client.typed import typed
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import BlockKey, Durability, JobId, LeaseId, NamespaceId, Outcome, ReservationId, Target, Tier
 from kvstore.wire.verbs import Verb
@@ -45,16 +46,19 @@ class SyncCalls(ABC):
         """
         return self.run(self.operations.of(verb, *arguments))
 
+    @typed
     def open_namespace(
         self, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None
     ) -> OpenedNamespace:
         """See ``Cache``. Remembered, and opened again after a restart of the daemon."""
         return self.run(self.operations.open_namespace(spec, name, policy))
 
+    @typed
     def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
         """See ``Cache``."""
         return self.run(self.operations.match(namespace_id, keys))
 
+    @typed
     def reserve(
         self,
         namespace_id: NamespaceId,
@@ -68,6 +72,7 @@ class SyncCalls(ABC):
         """See ``Cache``."""
         return self.run(self.operations.reserve(namespace_id, tier, keys, count, durability, standing))
 
+    @typed
     def commit(
         self,
         namespace_id: NamespaceId,
@@ -80,12 +85,14 @@ class SyncCalls(ABC):
         """See ``Cache``."""
         return self.run(self.operations.commit(namespace_id, entries, token_ids, durability, lease_id))
 
+    @typed
     def abort(self, reservation_ids: Sequence[ReservationId]) -> int:
         """See ``Cache``."""
         if not self.flows.state.present_reservations(reservation_ids):
             return 0
         return self.run(self.operations.abort(reservation_ids))
 
+    @typed
     def fetch(
         self,
         namespace_id: NamespaceId,
@@ -100,10 +107,12 @@ class SyncCalls(ABC):
         operation = self.operations.fetch(namespace_id, keys, target, lease_id=lease_id, layers=layers, wait_ms=wait_ms)
         return self.run(operation)
 
+    @typed
     def wait_job(self, job_id: JobId, timeout_ms: int) -> FetchResult:
         """See ``Cache``. A job is either waited for or polled: the result is handed out once."""
         return self.drive(self.flows.wait_job(job_id, timeout_ms))
 
+    @typed
     def poll(self) -> list[Completion]:
         """Jobs that have ended since the last time, without waiting.
 
@@ -111,36 +120,44 @@ class SyncCalls(ABC):
         """
         return self.drive(self.flows.poll())
 
+    @typed
     def prefetch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier) -> FetchResult:
         """See ``Cache``."""
         return self.run(self.operations.prefetch(namespace_id, keys, tier))
 
+    @typed
     def remove(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
         """See ``Cache``."""
         return self.run(self.operations.remove(namespace_id, keys))
 
+    @typed
     def flush(self, timeout_ms: int = 30_000) -> int:
         """See ``Cache``."""
         return self.run(self.operations.flush(timeout_ms))
 
+    @typed
     def grant_lease(self, name: str, ttl_ms: int) -> LeaseId:
         """See ``Cache``. Lease 0 (a failed cache, not strict) holds nothing; fetching under it misses."""
         return self.run(self.operations.grant_lease(name, ttl_ms))
 
+    @typed
     def renew_lease(self, lease_id: LeaseId) -> int:
         """See ``Cache``. 0 (a failed cache, not strict): it was not renewed."""
         return self.run(self.operations.renew_lease(lease_id))
 
+    @typed
     def hold(self, lease_id: LeaseId, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[bool, ...]:
         """See ``Cache``."""
         return self.run(self.operations.hold(lease_id, namespace_id, keys))
 
+    @typed
     def release(self, lease_id: LeaseId, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = ()) -> int:
         """See ``Cache``."""
         return self.run(self.operations.release(lease_id, namespace_id, keys))
 
     # ------------------------------------------------------------ whole payloads
 
+    @typed
     def put(self, namespace_id: NamespaceId, blocks: PutBlocks) -> CommitResult:
         """Store whole blocks under their keys, parents first.
 
@@ -150,6 +167,7 @@ class SyncCalls(ABC):
         """
         return self.drive(self.flows.puts.put(namespace_id, blocks, remote=self.remote))
 
+    @typed
     def get(
         self,
         namespace_id: NamespaceId,

@@ -132,13 +132,14 @@ class News:
 
     def publish(self) -> bool:
         """Put what was told into the log, in order; True if there was anything."""
+        tokens_sent, self.token_ids = self.token_ids, {}
         if not self.untold:
             return False
         for (kind, tier, _), group in groupby(self.untold, key=lambda item: (item[0], item[1], item[2].number)):
             told = list(group)
             namespace, keys = told[0][2], tuple(item[3] for item in told)
             stored = kind is EventKind.STORED
-            tokens = [self.token_ids.get((namespace.namespace_id, key)) for key in keys] if stored else [None]
+            tokens = [tokens_sent.get((namespace.namespace_id, key)) for key in keys] if stored else [None]
             self._log.add(
                 BlockEvent(
                     sequence=self._log.last + 1,
@@ -153,7 +154,6 @@ class News:
                 )
             )
         self.untold.clear()
-        self.token_ids = {}
         return True
 
 

@@ -161,6 +161,17 @@ def test_the_session_of_a_parent_ends_though_its_child_lives(daemon, watcher):
         lambda c, n, k: c.grant_lease("x", "soon"),
         lambda c, n, k: c.wait_job(2**80, 0),
         lambda c, n, k: c.commit(n, [3]),
+        lambda c, n, k: c.get("x", k),
+        lambda c, n, k: c.get(None, k),
+        lambda c, n, k: c.put(n, None),
+        lambda c, n, k: c.abort(["a"]),
+        lambda c, n, k: c.fetch(n, k, 3, lease_id=c.grant_lease("x", 1000), layers=(1,)),
+        lambda c, n, k: c.fetch(n, k, "HOST", lease_id=c.grant_lease("x", 1000)),
+        lambda c, n, k: c.open_namespace(None),
+        lambda c, n, k: c.release("x"),
+        lambda c, n, k: c.hold(1.5, n, k),
+        lambda c, n, k: c.flush("now"),
+        lambda c, n, k: c.prefetch(n, k, None),
     ],
 )
 def test_no_foreign_error_comes_out(daemon, spec, call):

@@ -6,10 +6,13 @@ import logging
 
 import pytest
 
-from kvstore.core.types import Tier
+from kvstore.cache import CommitEntry
+from kvstore.core.keys import block_key
+from kvstore.core.types import Reason, Tier
 from kvstore.store.config import StoreConfig
 from kvstore.store.history import EventLog, trace
 from kvstore.store.report import BlockEvent, EventKind
+from kvstore.testing.world import SPEC
 
 
 @pytest.fixture
@@ -115,3 +118,14 @@ def test_the_ring_forgets_the_oldest(make_world):
         assert numbers == list(range(max(1, number - 8), number + 2))
         assert sequence == log.last
     assert len(log._ring) <= 21
+
+
+def test_token_ids_of_blocks_that_were_refused_are_not_kept(world):
+    missing = world.chain(9, 1)[0]
+    reserved = world.cache.reserve(world.namespace_id, Tier.HOST, count=1)
+    tokens = [0] * SPEC.block_tokens
+    key = block_key(world.namespace_id, missing, tokens)
+    entry = CommitEntry(reserved.reservation_ids[0], key, missing)
+    refused = world.cache.commit(world.namespace_id, [entry], token_ids=tokens)
+    assert refused.reasons == (Reason.PARENT_MISSING,)
+    assert world.store._state.book.news.token_ids == {}
