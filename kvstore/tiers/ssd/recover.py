@@ -117,7 +117,8 @@ class Recovery:
                 self.findings.damaged(f"{found.damage} lines of {CATALOG_NAME} and its copy are damaged")
         except CorruptBlock as error:
             self.findings.damaged(error.message)
-            self._quarantine.take_file(CATALOG_NAME, error.message)
+            for name in {CATALOG_NAME, CATALOG_COPY} & set(names):
+                self._quarantine.take_file(name, error.message)
         core.space_index = {space.namespace_id: space.index for space in core.spaces}
 
     def _load_checkpoint(self, names: list[str]) -> int:

@@ -12,7 +12,7 @@ from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import ROOT_PARENT
 from kvstore.testing.blocks import BlockMaker
 from kvstore.testing.faulty_disk import Crash, FaultyDisk
-from kvstore.tiers.ssd import SsdTier
+from kvstore.tiers.ssd import SsdConfig, SsdTier
 from kvstore.tiers.ssd import spaces as spaces_module
 from kvstore.tiers.ssd.catalog import CATALOG_COPY, CATALOG_NAME, make_space, pack_catalog, unpack_catalog
 from tests.tiers.ssd.test_format import CONFIG, MAKER
@@ -125,3 +125,13 @@ def test_namespaces_without_blocks_are_forgotten_by_a_start(monkeypatch):
         tier.close()
     kept = names_of(unpack_catalog(disk.image()[CATALOG_NAME], disk.image()[CATALOG_COPY]))
     assert kept == {"has blocks", "empty 17", "empty 18", "empty 19"}
+
+
+def test_a_damaged_copy_alone_is_set_aside_and_ends_no_start():
+    disk = FaultyDisk()
+    disk.overwrite("namespaces.copy", b"nothing that is valid")
+    tier = SsdTier("memory", SsdConfig(capacity_bytes=1 << 20, compact_interval_s=None), port=disk)
+    assert list(tier.recover()) == []
+    assert tier.state.state == "ready"
+    assert [name for name in disk.image() if name.startswith("quarantine/")]
+    tier.close()
