@@ -122,7 +122,7 @@ class Cache(Protocol):
     def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
         """Longest run of resident blocks from the first key. Pure."""
 
-    def reserve(
+    def reserve(  # noqa: PLR0913  a keyword a field of the request
         self,
         namespace_id: NamespaceId,
         tier: Tier,
@@ -131,6 +131,7 @@ class Cache(Protocol):
         count: int = 0,
         durability: Durability | None = None,
         standing: bool = False,
+        whole: bool = False,
     ) -> ReserveResult:
         """Claim places to write, in this session's buffer (on CUDA: on DEVICE); by keys, or a count of tail blocks.
 
@@ -139,6 +140,8 @@ class Cache(Protocol):
 
         ``standing`` places (a count, for HOST) outlive their commit: once it has answered they are reserved again under
         the same ids, until abort or the session's end, so that a writer need not reserve for each batch.
+
+        ``whole``: all places or none. Where one is refused all are BUSY but those that are HIT.
 
         The bytes to write at a place are raw slices at its stride; the commit copies them to where the block goes. The
         place belongs to the caller until commit, abort or the session's end.

@@ -19,6 +19,7 @@ from kvstore.client.typed import typed
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import BlockKey, Durability, JobId, LeaseId, NamespaceId, Outcome, ReservationId, Target, Tier
 from kvstore.wire.verbs import Verb
+from kvstore.wire.verbs.writes import RESERVE
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ class AsyncCalls(ABC):
         """Carry out an operation; without ``strict``, a failure of the cache becomes its fallback."""
         return await self.drive(self.flows.run(operation))
 
+    @typed
     async def call(self, verb: Verb[T], *arguments: Any) -> T:
         """Any data call by its row of ``kvstore.wire.verbs``, one that was registered at run time, too.
 
@@ -59,7 +61,7 @@ class AsyncCalls(ABC):
         return await self.run(self.operations.match(namespace_id, keys))
 
     @typed
-    async def reserve(
+    async def reserve(  # noqa: PLR0913  a keyword a field of the request
         self,
         namespace_id: NamespaceId,
         tier: Tier,
@@ -68,9 +70,10 @@ class AsyncCalls(ABC):
         count: int = 0,
         durability: Durability | None = None,
         standing: bool = False,
+        whole: bool = False,
     ) -> ReserveResult:
         """See ``Cache``."""
-        return await self.run(self.operations.reserve(namespace_id, tier, keys, count, durability, standing))
+        return await self.run(self.operations.of(RESERVE, namespace_id, tier, keys, count, durability, standing, whole))
 
     @typed
     async def commit(

@@ -52,6 +52,13 @@ class _Claims:
         self.busy = busy
         self.add(Outcome.BUSY)
 
+    def none(self) -> list[ReservationId]:
+        """Refuse what was claimed, too; returns what is to be given back."""
+        claimed = [number for number in self.ids if number]
+        self.outcomes = [Outcome.HIT if outcome is Outcome.HIT else Outcome.BUSY for outcome in self.outcomes]
+        self.ids, self.places = [ReservationId(0)] * len(self.ids), [None] * len(self.ids)
+        return claimed
+
 
 class Put:
     """The verbs that bring blocks."""
@@ -73,6 +80,7 @@ class Put:
         durability: Durability | None = None,
         *,
         standing: bool = False,
+        whole: bool = False,
     ) -> ReserveResult:
         """See ``Cache.reserve``.
 
@@ -107,6 +115,8 @@ class Put:
                     self._claim(claims, owner, namespace, tier, key, standing)
                 else:
                     claims.add(Outcome.BUSY)
+            if whole and claims.busy is not None:
+                self._tenancy.give_back_reservations(claims.none())
             refused = claims.outcomes.count(Outcome.BUSY)
             if claims.busy is not None and claims.busy.tier is Tier.DEVICE and not state.draining:
                 self._queues.want_room(tier, refused * namespace.layout.device_bytes)

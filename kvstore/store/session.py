@@ -128,7 +128,7 @@ class Session:
         """See ``Cache.match``."""
         return self._verbs.get.match(self._owner, namespace_id, keys)
 
-    def reserve(
+    def reserve(  # noqa: PLR0913  a keyword a field of the request
         self,
         namespace_id: NamespaceId,
         tier: Tier,
@@ -137,9 +137,12 @@ class Session:
         count: int = 0,
         durability: Durability | None = None,
         standing: bool = False,
+        whole: bool = False,
     ) -> ReserveResult:
         """See ``Cache.reserve``."""
-        return self._verbs.put.reserve(self._owner, namespace_id, tier, keys, count, durability, standing=standing)
+        return self._verbs.put.reserve(
+            self._owner, namespace_id, tier, keys, count, durability, standing=standing, whole=whole
+        )
 
     def commit(
         self,

@@ -87,20 +87,22 @@ class MatchResponse(_message.Message):
     def __init__(self, matched: _Optional[int] = ..., residency: _Optional[_Iterable[int]] = ..., reason: _Optional[_Union[_common_pb2.Reason, str]] = ..., near: _Optional[_Iterable[_Union[NearNamespace, _Mapping]]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("namespace_id", "tier", "keys", "count", "durability", "standing")
+    __slots__ = ("namespace_id", "tier", "keys", "count", "durability", "standing", "whole")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     tier: _common_pb2.Tier
     keys: bytes
     count: int
     durability: _common_pb2.Durability
     standing: bool
-    def __init__(self, namespace_id: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., keys: _Optional[bytes] = ..., count: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., standing: _Optional[bool] = ...) -> None: ...
+    whole: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., keys: _Optional[bytes] = ..., count: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., standing: _Optional[bool] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("outcomes", "reservation_ids", "places", "busy", "standing")

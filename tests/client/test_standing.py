@@ -14,7 +14,7 @@ from kvstore.client.standing import Standing, StandingPlaces, answered, take_out
 from kvstore.client.state import GENERATION_SHIFT
 from kvstore.core.errors import InvalidArgument, Unavailable
 from kvstore.core.namespace import BlockLayout
-from kvstore.core.types import Area, NamespaceId, Outcome, Place, Reason, ReservationId
+from kvstore.core.types import Area, NamespaceId, Outcome, Place, Reason, ReservationId, Tier
 from kvstore.v1 import admin_pb2
 from tests.client.harness import DaemonProcess, blocks_of, chain, payload, small_spec
 
@@ -216,3 +216,20 @@ def test_the_asyncio_client_reserves_once_too(daemon, spec, monkeypatch):
             assert asked == [2]
 
     asyncio.run(run())
+
+
+def test_whole_reserves_all_places_or_none_with_either_client(daemon, spec):
+    options, wanted = ClientOptions(strict=True, buffer_bytes=1 << 20), {"count": 4096, "whole": True}
+
+    async def run():
+        async with AsyncClient(str(daemon.socket), options) as client:
+            namespace = (await client.open_namespace(spec)).namespace_id
+            return await client.reserve(namespace, Tier.HOST, **wanted)
+
+    with Client(daemon.socket, options) as client:
+        namespace = client.open_namespace(spec).namespace_id
+        for none in (asyncio.run(run()), client.reserve(namespace, Tier.HOST, **wanted)):
+            assert set(none.outcomes) == {Outcome.BUSY}
+            assert not any(none.reservation_ids)
+        some = client.reserve(namespace, Tier.HOST, count=4096)
+        assert set(some.outcomes) == {Outcome.PENDING, Outcome.BUSY}

@@ -181,6 +181,7 @@ RULES: dict[str, list[Bad]] = {
 }
 
 FREE = {
+    "ReserveRequest.whole": "a bool",
     "NamespacePolicy.raw_first_tokens": "any count of tokens",
     "OpenNamespaceRequest.policy": "a message; its fields have rules",
     "VerifyRequest.bytes_per_second": "any rate; 0 is none",

@@ -285,3 +285,24 @@ def test_reservations_are_bounded(make_world):
 
 def _fields(spec):
     return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+
+
+def test_whole_is_all_places_or_none(world):
+    """What was reserved before the first refusal is given back at once, and what is resident stays a HIT."""
+    world.put(world.chain(1, 1))
+    (session,) = world.store.sessions()
+    fits = session.buffer_bytes // (SPEC.layers * mmap.PAGESIZE)
+    keys = [*world.chain(1, 1), *world.chain(2, 4 * fits)]
+    some = world.cache.reserve(world.namespace_id, Tier.HOST, keys=keys)
+    made = [number for number in some.reservation_ids if number]
+    assert 0 < len(made) < len(keys) - 1
+    world.cache.abort(made)
+    none = world.cache.reserve(world.namespace_id, Tier.HOST, keys=keys, whole=True)
+    assert none.outcomes == (Outcome.HIT,) + (Outcome.BUSY,) * (len(keys) - 1)
+    assert not any(none.reservation_ids)
+    assert not any(none.places)
+    assert none.busy is not None
+    (session,) = world.store.sessions()
+    assert (session.buffer_used_bytes, session.reservations) == (0, 0)
+    all_of_them = world.cache.reserve(world.namespace_id, Tier.HOST, keys=keys[1 : len(made) + 1], whole=True)
+    assert all_of_them.outcomes == (Outcome.PENDING,) * len(made)

@@ -102,6 +102,7 @@ def _pack_reserve(  # noqa: PLR0913, PLR0917  the arguments of Cache.reserve
     count: int,
     durability: Durability | None,
     standing: bool,
+    whole: bool = False,
 ) -> cache_pb2.ReserveRequest:
     return cache_pb2.ReserveRequest(
         namespace_id=namespace_id,
@@ -110,6 +111,7 @@ def _pack_reserve(  # noqa: PLR0913, PLR0917  the arguments of Cache.reserve
         count=count,
         durability=0 if durability is None else int(durability),  # type: ignore[arg-type]
         standing=standing,
+        whole=whole,
     )
 
 
@@ -123,7 +125,7 @@ def _reserve(call: Asked, request: cache_pb2.ReserveRequest) -> cache_pb2.Reserv
         raise InvalidArgument("count", count, f"at most {BATCH_KEYS_MAX}")
     durability = messages.enum_of("durability", request.durability, Durability) if request.durability else None
     result = call.session.reserve(
-        namespace, tier, keys=keys, count=count, durability=durability, standing=request.standing
+        namespace, tier, keys=keys, count=count, durability=durability, standing=request.standing, whole=request.whole
     )
     reply = cache_pb2.ReserveResponse(
         standing=result.standing,
@@ -149,14 +151,13 @@ def _reserved(
     )
 
 
-def _full(  # noqa: PLR0913, PLR0917  the arguments of Cache.reserve
+def _full(
     _ids: Ids,
     _namespace_id: NamespaceId,
     tier: Tier,
     keys: Sequence[BlockKey],
     count: int,
-    _durability: Durability | None,
-    _standing: bool,
+    *_more: Any,
 ) -> ReserveResult:
     size = len(keys) or max(count, 0)
     return ReserveResult(
