@@ -192,7 +192,9 @@ def copy_crc32c(target: Buffer, source: Buffer, crc: int = 0) -> int:
     return int(_module().copy_crc32c(target, source, crc))
 
 
-def copy_slices_crc32c(targets: list[Buffer], sources: list[Buffer], lengths: tuple[int, int, int, int]) -> bytes:
+def copy_slices_crc32c(
+    targets: Sequence[Buffer], sources: Sequence[Buffer], lengths: tuple[int, int, int, int]
+) -> bytes:
     """Copy the slices of many blocks, ``sources[i]`` to ``targets[i]``, and checksum what was written, in one pass.
 
     ``lengths`` is (slices, bytes of a slice, target stride, source stride). Returns the CRC-32C of each slice as a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvstore.core.types import BlockKey, Codec
@@ -29,16 +29,20 @@ def store_raw(namespace: Namespace, blocks: Sequence[RawBlock]) -> None:
         pack_header(header_of(namespace, (block.key, block.parent), Codec.RAW, crcs), block.stored)
 
 
-def _copy(namespace: Namespace, blocks: Sequence[RawBlock]) -> Iterator[tuple[int, ...]]:
-    """Copy the slices of all blocks; yields each block's checksums."""
+def _copy(namespace: Namespace, blocks: Sequence[RawBlock]) -> Iterable[tuple[int, ...]]:
+    """Copy the slices of all blocks; each block's checksums."""
     layout = namespace.layout
     size, stride, _ = layout.of_codec(Codec.RAW)
-    outs = [block.stored[layout.header_bytes :] for block in blocks]
+    outs: list[memoryview] = []
+    sources: list[memoryview] = []
+    for block in blocks:
+        outs.append(block.stored[layout.header_bytes :])
+        sources.append(block.slices)
     if native.available():
         lengths = (layout.layers, size, stride, stride)
-        packed = native.copy_slices_crc32c([*outs], [block.slices for block in blocks], lengths)
-        yield from struct.iter_unpack(f"<{layout.layers}I", packed)
-        return
-    for block, out in zip(blocks, outs, strict=True):
-        begins = range(0, layout.layers * stride, stride)
-        yield tuple(copy_with_crc(out[begin : begin + size], block.slices[begin : begin + size]) for begin in begins)
+        return struct.iter_unpack(f"<{layout.layers}I", native.copy_slices_crc32c(outs, sources, lengths))
+    begins = range(0, layout.layers * stride, stride)
+    return [
+        tuple(copy_with_crc(out[begin : begin + size], source[begin : begin + size]) for begin in begins)
+        for out, source in zip(outs, sources, strict=True)
+    ]

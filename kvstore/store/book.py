@@ -153,7 +153,7 @@ class Book:
         if not index.residency[slot]:
             namespace.blocks += 1
         index.place[tier][slot] = copy.place // PAGE if tier in self.arenas else copy.place
-        index.residency[slot] |= tier.bit
+        index.residency[slot] |= 1 << (tier - 1)
         parent = index.parent[slot]
         if parent >= 0:
             index.kids[tier][parent] += 1
@@ -323,8 +323,10 @@ class Book:
 
     def reconsider(self, slot: int) -> None:
         """A reason to set the block aside may have gone: bring its copies back to the cold ends."""
-        for policy in self.policies:
-            policy.reconsider(slot)
+        bits = self.index.residency[slot]
+        for tier in self.tiers:
+            if bits >> (tier - 1) & 1:
+                self.policies[tier].reconsider(slot)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

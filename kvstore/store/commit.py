@@ -27,7 +27,7 @@ from kvstore.core.types import (
 )  # fmt: skip
 from kvstore.store import copies, shrink
 from kvstore.store.blockcopy import RawBlock, store_raw
-from kvstore.store.book import copy_number
+from kvstore.store.book import TIER_BITS, copy_number
 from kvstore.store.index import NONE, UNKNOWN, BlockIndex
 from kvstore.store.lifecycle import Copy, CopyState, Event
 from kvstore.store.movement import Movement
@@ -37,6 +37,8 @@ from kvstore.store.places import place_of
 from kvstore.store.state import SECTION, parts
 from kvstore.store.tenancy import Tenancy
 
+_ON_SSD: Final = Tier.SSD.bit
+_ON_DEVICE: Final = Tier.DEVICE.bit
 _IN_MEMORY: Final = Tier.DEVICE.bit | Tier.HOST.bit
 
 
@@ -81,6 +83,7 @@ class Commit:
         self._namespace = namespace
         self._given = entries
         self._tokens = token_ids
+        self._slot_of = self._state.book.index.slots(namespace.number).get
         self._queue = queue
         """Takes blocks that are to be written to SSD later, lock held. Without it the caller writes them itself: then
         their slots are kept until ``release``."""
@@ -89,16 +92,13 @@ class Commit:
         self._depths: dict[BlockKey, int] = {}
         self._last_child: dict[BlockKey, int] = {}
         """Of a commit of many sections: by parent, the position of its last child."""
+        self.slots: list[int] = []
+        """Of the blocks that are resident now."""
         self._published = 0
         self._used = False
         self._held: list[int] = []
         self._lease: Lease | None = None
         self._busy: Busy | None = None
-
-    @property
-    def slots(self) -> list[int]:
-        """Slots of the blocks that are resident now."""
-        return [entry.slot for entry in self._entries if entry.outcome is Outcome.HIT]
 
     def claim(self, owner: Owner, lease_id: LeaseId | None) -> None:
         """Check everything, then take the reservations off the tables. Lock held; raises before it changes anything."""
@@ -126,17 +126,21 @@ class Commit:
             self._given[begin : begin + SECTION], self._reservations[begin : begin + SECTION], strict=True
         ):
             self._entries.append(self._prepare_one(given, reservation))
-        raw = [e for e in self._entries[begin:] if e.needed and e.copy.tier is Tier.HOST and e.codec is Codec.RAW]
+        raw: list[Copy] = []
+        sizes: list[int] = []
+        for entry in self._entries[begin:]:
+            if entry.needed and entry.copy.tier is Tier.HOST and entry.codec is Codec.RAW:
+                raw.append(entry.copy)
+                sizes.append(entry.copy.nbytes)
         if raw and self._owner.buffer is not None:
             # At once where nothing has to be demoted for it.
-            offsets = self._movement.space.allocate_all(Tier.HOST, [entry.copy.nbytes for entry in raw])
-            for entry, offset in zip(raw, offsets, strict=True):
-                entry.copy.place = NONE if offset is None else offset
+            for copy, offset in zip(raw, self._movement.space.allocate_all(Tier.HOST, sizes), strict=True):
+                copy.place = NONE if offset is None else offset
         return len(self._entries) < len(self._given)
 
     def _prepare_one(self, given: CommitEntry, reservation: Reservation) -> _Entry:
         book, depths, root = self._state.book, self._depths, given.parent == ROOT_PARENT
-        parent = NONE if root else book.resident(given.parent, self._namespace)
+        parent = NONE if root else self._resident(given.parent)
         depth = 0 if root else 1 + depths.get(given.parent, book.index.depth[parent] if parent != NONE else 0)
         entry = self._entry(given, reservation, depth)
         if parent != NONE:
@@ -149,10 +153,15 @@ class Commit:
         if self._state.draining and entry.outcome is Outcome.PENDING:
             entry.refuse(Reason.DRAINING)
         if entry.outcome is Outcome.PENDING:
-            slot = book.resident(given.key, self._namespace)
-            enough = Tier.DEVICE.bit if entry.copy.tier is Tier.DEVICE else _IN_MEMORY
+            slot = self._resident(given.key)
+            enough = _ON_DEVICE if entry.copy.tier is Tier.DEVICE else _IN_MEMORY
             entry.needed = slot == NONE or not book.index.residency[slot] & enough
         return entry
+
+    def _resident(self, key: BlockKey) -> int:
+        """``Book.resident`` in the commit's namespace, in one call."""
+        slot = self._slot_of(key, NONE)
+        return slot if slot != NONE and self._state.book.index.residency[slot] else NONE
 
     def _entry(self, given: CommitEntry, reservation: Reservation, depth: int) -> _Entry:
         codec = self._namespace.codec_at(depth)
@@ -169,13 +178,21 @@ class Commit:
         """Copy out of the buffer: to DEVICE, or to HOST with checksums; encode on DEVICE. Without the lock."""
         if len(self._given) > SECTION:
             self._last_child = {entry.parent: position for position, entry in enumerate(self._entries)}
-        needed = [entry for entry in self._entries if entry.needed]
-        host = [entry for entry in needed if entry.copy.tier is Tier.HOST]
-        if len(host) < len(needed):
-            self._fill_device([entry for entry in needed if entry.copy.tier is Tier.DEVICE])
-        raw = [entry for entry in host if entry.codec is Codec.RAW or not self._encode(entry)]
-        raw = [entry for entry in raw if entry.copy.place != NONE or self._take(entry)]
-        blocks = [RawBlock(entry.key, entry.parent, self._slices(entry), self._stored(entry)) for entry in raw]
+        device: list[_Entry] = []
+        raw: list[_Entry] = []
+        blocks: list[RawBlock] = []
+        for entry in self._entries:
+            if not entry.needed:
+                continue
+            if entry.copy.tier is Tier.DEVICE:
+                device.append(entry)
+            elif (entry.codec is Codec.RAW or not self._encode(entry)) and (
+                entry.copy.place != NONE or self._take(entry)
+            ):
+                raw.append(entry)
+                blocks.append(RawBlock(entry.key, entry.parent, self._slices(entry), self._stored(entry)))
+        if device:
+            self._fill_device(device)
         store_raw(self._namespace, blocks)
         for entry in raw:
             entry.copied = True
@@ -239,17 +256,25 @@ class Commit:
         begin = self._published
         end = self._published = min(begin + SECTION, len(self._entries))
         part = self._entries[begin:end]
+        slots: list[int] = []
         for i, entry in enumerate(part, begin):
             if self._tokens:
                 name = self._namespace.namespace_id, entry.key
                 book.news.token_ids[name] = self._tokens[i * tokens : (i + 1) * tokens]
-            if entry.outcome is Outcome.PENDING:
-                self._publish_one(entry)
+            if entry.outcome is Outcome.PENDING and self._publish_one(entry):
+                slots.append(entry.slot)
             self._give_back(entry)
             if self._lease is not None:
                 self._pin(entry, self._lease)
-        self._keep(part, end)
+        self.slots += slots
+        if self._queue is None:
+            for slot in slots:
+                book.ref(slot)
+        elif self._namespace.policy.write is WritePolicy.THROUGH:
+            residency = book.index.residency
+            self._queue([slot for slot in slots if not residency[slot] & _ON_SSD])
         if end < len(self._entries):
+            self._keep_parents(part, end)
             return True
         if not self._used:
             book.use(self.slots)
@@ -261,21 +286,12 @@ class Commit:
         self._tenancy.buffer_io_end(self._owner)
         return False
 
-    def _keep(self, part: Sequence[_Entry], end: int) -> None:
-        """What was published now goes to SSD later, or is written by the caller; parents of later blocks stay."""
-        book = self._state.book
-        slots = [entry.slot for entry in part if entry.outcome is Outcome.HIT]
-        if self._queue is None:
-            for slot in slots:
-                book.ref(slot)
-        elif self._namespace.policy.write is WritePolicy.THROUGH:
-            residency = book.index.residency
-            self._queue([slot for slot in slots if not residency[slot] & Tier.SSD.bit])
-        if self._last_child:
-            for entry in part:
-                if entry.outcome is Outcome.HIT and self._last_child.get(entry.key, NONE) >= end:
-                    book.hold(entry.slot)
-                    self._held.append(entry.slot)
+    def _keep_parents(self, part: Sequence[_Entry], end: int) -> None:
+        """Blocks that were published now stay for those of their children that come in a later section."""
+        for entry in part:
+            if entry.outcome is Outcome.HIT and self._last_child.get(entry.key, NONE) >= end:
+                self._state.book.hold(entry.slot)
+                self._held.append(entry.slot)
 
     def release(self) -> None:
         """Let go of the slots that were kept for the caller, who is done with them."""
@@ -284,33 +300,36 @@ class Commit:
                 for slot in part:
                     book.unref(slot)
 
-    def _publish_one(self, entry: _Entry) -> None:
+    def _publish_one(self, entry: _Entry) -> bool:
+        """True if the block is resident now."""
         book = self._state.book
-        parent = NONE if entry.parent == ROOT_PARENT else book.resident(entry.parent, self._namespace)
+        parent = NONE if entry.parent == ROOT_PARENT else self._resident(entry.parent)
         if parent == NONE and entry.parent != ROOT_PARENT:
             entry.refuse(Reason.PARENT_MISSING)
-            return
-        slot = book.resident(entry.key, self._namespace)
+            return False
+        slot = self._resident(entry.key)
         entry.existed = slot != NONE
-        if not entry.existed and closes_circle(book.index, self._namespace.number, entry.key, parent):
+        if not entry.existed and closes_circle(book.index, self._slot_of(entry.key, NONE), parent):
             entry.refuse(Reason.PARENT_MISSING)
-            return
+            return False
         ready = entry.copied
         if not entry.existed:
             if not ready:
                 # HOST had no room; or the block was resident when its copy was spared, and went meanwhile.
                 full = self._busy is not None
                 entry.refuse(Reason.NO_SPACE if full else Reason.EVICTED, Outcome.BUSY if full else Outcome.MISS)
-                return
+                return False
             slot = book.block(entry.key, parent, self._namespace, entry.codec)
         entry.outcome, entry.slot = Outcome.HIT, slot
         tier, known = entry.copy.tier, book.codec(slot)
         # On DEVICE a block is raw, or as it is below.
         same_codec = entry.device_codec in (known, Codec.RAW) if tier is Tier.DEVICE else known is entry.codec
-        if ready and same_codec and book.copy_state(slot, tier) is CopyState.ABSENT:
+        absent = not book.index.residency[slot] >> (tier - 1) & 1 and slot << TIER_BITS | tier not in book.fills
+        if ready and same_codec and absent:
             if tier is Tier.DEVICE:
                 book.set_codecs(slot, known, entry.device_codec)
             book.set_ready(slot, entry.copy)
+        return True
 
     def _give_back(self, entry: _Entry) -> None:
         """Free what did not become a copy: the buffer's range always, the other one if it is not READY."""
@@ -351,23 +370,26 @@ class Commit:
         for entry in self._entries:
             if entry.outcome is Outcome.HIT and entry.slot in failures:
                 entry.refuse(failures[entry.slot])
-        places = tuple([entry.place for entry in self._entries]) if self._lease is not None else ()
-        outcomes = tuple([entry.outcome for entry in self._entries])
+        outcomes, reasons, existed, places = [], [], [], []
+        for entry in self._entries:
+            outcomes.append(entry.outcome)
+            reasons.append(entry.reason)
+            existed.append(entry.existed)
+            places.append(entry.place)
         return CommitResult(
-            outcomes,
-            tuple([entry.reason for entry in self._entries]),
-            tuple([entry.existed for entry in self._entries]),
-            places,
+            tuple(outcomes),
+            tuple(reasons),
+            tuple(existed),
+            tuple(places) if self._lease is not None else (),
             self._busy if Outcome.BUSY in outcomes else None,
         )
 
 
-def closes_circle(index: BlockIndex, namespace: int, key: BlockKey, parent: int) -> bool:
+def closes_circle(index: BlockIndex, slot: int, parent: int) -> bool:
     """Whether a block that is about to come hangs above ``parent`` already, and so can not have it as its parent.
 
-    Keys that are made of tokens never do; the keys of a client need not be.
+    ``slot`` is that of its ghost, or NONE. Keys that are made of tokens never do; the keys of a client need not be.
     """
-    slot = index.find(namespace, key)
     # Only a ghost whose parent is not known yet is given one. It is the top of what hangs under it.
     if slot == NONE or index.parent[slot] != UNKNOWN or not index.children[slot]:
         return False

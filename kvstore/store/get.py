@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import repeat
+from typing import Final
 
 from kvstore.cache import FetchResult, MatchResult
 from kvstore.core.errors import InvalidArgument
@@ -35,7 +36,7 @@ JobDone = Callable[[SessionId, JobId, FetchResult], None]
 """Called without the lock, from a mover's thread, at the end of a job that nobody waits for. Must not block."""
 
 
-_TARGETS = tuple(Target)
+_TARGETS: Final = frozenset(Target)
 
 
 class Get:
@@ -90,8 +91,8 @@ class Get:
         """See ``Cache.fetch``; does not wait. The job, if one was made."""
         validate.check_keys(keys)
         with self._state.locked():
-            namespace = owner.namespace(namespace_id)
             lease = self._tenancy.lease(owner, lease_id)
+            namespace = owner.namespace(namespace_id)
             chosen = validate.check_layers(layers, namespace.layout.layers)
             self._check_target(target, owner)
             load = Load(owner, namespace, tuple(keys), target, lease, chosen)

@@ -8,7 +8,6 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from kvstore.core.types import ROOT_PARENT, BlockKey, BlockName, NamespaceId, Reason, Tier
 from kvstore.store.namespaces import Namespace
@@ -135,26 +134,46 @@ class News:
         tokens_sent, self.token_ids = self.token_ids, {}
         if not self.untold:
             return False
-        for (kind, tier, _), group in groupby(self.untold, key=lambda item: (item[0], item[1], item[2].number)):
-            told = list(group)
-            namespace, keys = told[0][2], tuple(item[3] for item in told)
-            stored = kind is EventKind.STORED
-            tokens = [tokens_sent.get((namespace.namespace_id, key)) for key in keys] if stored else [None]
-            self._log.add(
-                BlockEvent(
-                    sequence=self._log.last + 1,
-                    unix_seconds=time.time(),
-                    kind=kind,
-                    tier=tier,
-                    namespace_id=namespace.namespace_id,
-                    keys=keys,
-                    parents=tuple(item[4] for item in told) if stored else (),
-                    token_ids=() if None in tokens else array("I", (t for some in tokens for t in some or ())),
-                    block_tokens=namespace.spec.block_tokens,
-                )
-            )
+        begin, told = 0, self.untold
+        for end in range(1, len(told) + 1):
+            if end == len(told) or told[end][:3] != told[begin][:3]:
+                self._tell(told[begin:end], tokens_sent)
+                begin = end
         self.untold.clear()
         return True
+
+    def _tell(
+        self,
+        told: list[tuple[EventKind, Tier, Namespace, BlockKey, BlockKey]],
+        tokens_sent: dict[BlockName, Sequence[int]],
+    ) -> None:
+        """One event of neighbours. A loop, since most events speak of one block and calls cost more than their work."""
+        kind, tier, namespace, _, _ = told[0]
+        keys: list[BlockKey] = []
+        parents: list[BlockKey] = []
+        tokens = array("I")
+        known = kind is EventKind.STORED
+        for _, _, _, key, parent in told:
+            keys.append(key)
+            if kind is EventKind.STORED:
+                parents.append(parent)
+                if known and (some := tokens_sent.get((namespace.namespace_id, key))) is not None:
+                    tokens.extend(some)
+                else:
+                    known = False
+        self._log.add(
+            BlockEvent(
+                sequence=self._log.last + 1,
+                unix_seconds=time.time(),
+                kind=kind,
+                tier=tier,
+                namespace_id=namespace.namespace_id,
+                keys=tuple(keys),
+                parents=tuple(parents),
+                token_ids=tokens if known else (),
+                block_tokens=namespace.spec.block_tokens,
+            )
+        )
 
 
 class Counters(Counter[str]):

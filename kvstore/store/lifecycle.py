@@ -99,4 +99,7 @@ class Copy:
 
     def advance(self, event: Event) -> None:
         """Go to the next state; raises IllegalTransition."""
-        self.state = after(self.state, event)
+        try:
+            self.state = TRANSITIONS[self.state, event]
+        except KeyError:
+            raise IllegalTransition(self.state, event) from None

@@ -67,6 +67,14 @@ class Session:
     def __init__(self, verbs: Verbs, owner: Owner) -> None:
         self._verbs = verbs
         self._owner = owner
+        self.name = owner.name
+        """Its name for people."""
+        self.uid, self.pid = owner.uid, owner.pid
+        """The user and the process that opened it, as far as is known."""
+        self.remote = owner.remote
+        """Whether it is on behalf of a caller that shares no memory."""
+        self.peer = owner.peer
+        """Who the bounds of one peer go by."""
         self.buffer_bytes = owner.buffer.capacity_bytes if owner.buffer is not None else 0
         """Size of the private buffer; 0 without one."""
         self.buffer_fd: int = getattr(owner.buffer, "fd", -1)
@@ -77,31 +85,6 @@ class Session:
     def session_id(self) -> SessionId:
         """The number that reports and events name it by; no right goes with it."""
         return self._owner.session_id
-
-    @property
-    def name(self) -> str:
-        """Its name for people."""
-        return self._owner.name
-
-    @property
-    def uid(self) -> int:
-        """The user that opened it, as far as is known."""
-        return self._owner.uid
-
-    @property
-    def pid(self) -> int:
-        """The process that opened it, as far as is known."""
-        return self._owner.pid
-
-    @property
-    def remote(self) -> bool:
-        """Whether it is on behalf of a caller that shares no memory."""
-        return self._owner.remote
-
-    @property
-    def peer(self) -> str:
-        """Who the bounds of one peer go by."""
-        return self._owner.peer
 
     @property
     def ended(self) -> bool:

@@ -178,7 +178,7 @@ class _Section(AbstractContextManager[Book]):
         state = self._state
         book = state.book
         try:
-            told = bool(book.news.untold) and book.news.publish()
+            told = bool(book.news.untold or book.news.token_ids) and book.news.publish()
             dropped, later = book.dropped_handles, state.later
             if dropped:
                 book.dropped_handles = []

@@ -74,12 +74,20 @@ def check_lease(name: str, ttl_ms: int) -> None:
 
 def check_commit(namespace: Namespace, entries: Sequence[CommitEntry], token_ids: Sequence[int]) -> None:
     """Keys and parents well-formed, no key or reservation twice, tokens (if any) those of the keys."""
-    keys = [entry.key for entry in entries]
+    # One loop, which calls nothing for an entry.
+    keys: list[BlockKey] = []
+    parents: list[BlockKey] = []
+    numbers: set[int] = set()
+    position: dict[BlockKey, int] = {}
+    for i, entry in enumerate(entries):
+        keys.append(entry.key)
+        parents.append(entry.parent)
+        numbers.add(entry.reservation_id)
+        position[entry.key] = i
     check_keys(keys, unique=True)
-    check_keys([entry.parent for entry in entries], field="parents")
-    if len({entry.reservation_id for entry in entries}) != len(entries):
+    check_keys(parents, field="parents")
+    if len(numbers) != len(entries):
         raise InvalidArgument("reservation_ids", "one of them twice", "each reservation once")
-    position = {key: i for i, key in enumerate(keys)}
     for i, entry in enumerate(entries):
         if position.get(entry.parent, -1) >= i:
             raise InvalidArgument(f"parents[{i}]", f"entry {position[entry.parent]}", "an entry before its child")
