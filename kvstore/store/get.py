@@ -62,7 +62,7 @@ class Get:
             slots = map(slot_of, keys, repeat(NONE))
             found = [residency[slot] & readable if slot >= 0 else 0 for slot in slots]
             if 0 not in found:
-                count_match(state.book.counters, len(keys), len(keys), Reason.NONE)
+                state.book.counters["match_found"] += len(found)
                 return MatchResult(len(found), tuple(found))
             del found[found.index(0) :]
             reason = self.why_missing(keys[len(found)], namespace)

@@ -45,6 +45,19 @@ def test_a_reply_that_is_there_needs_no_thread(dispatcher):
     assert threads == [threading.get_ident()]
 
 
+def test_a_request_that_is_long_leaves_the_loop(dispatcher):
+    """4 MiB are not parsed where all others wait; a field that nobody knows is length enough."""
+    threads = []
+    dispatcher.handlers.append(lambda _: threads.append(threading.get_ident()) or REPLY)
+    ctx = CallContext(None, None, False, "test")
+    size = dispatch.INLINE_BYTES_MAX
+    unknown = b"\x7a" + bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14]) + bytes(size)
+    assert asyncio.run(dispatcher.call(NAME, ctx, unknown)) is REPLY
+    assert threads != [threading.get_ident()]
+    assert asyncio.run(dispatcher.call(NAME, ctx, unknown[:0])) is REPLY
+    assert threads[1:] == [threading.get_ident()]
+
+
 def test_a_handler_that_would_wait_waits_elsewhere(dispatcher):
     done = threading.Event()
     dispatcher.handlers.append(lambda _: lambda: REPLY if done.wait(30) else None)
