@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import torch
 
+from kvstore.core.decoders import UnsupportedModel
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import Area
 from kvstore.engine.attention import ATTENTION_NAME, Writer
 from kvstore.engine.blocks import Block, BlockState
 from kvstore.engine.memory import Region
 from kvstore.engine.model import ModelRunner
-from kvstore.engine.namespace import UnsupportedModel
 from kvstore.engine.sampling import Sampler, SamplingParams
 from kvstore.engine.scheduler import Share
 from kvstore.engine.sequence import RequestId, Sequence

@@ -15,12 +15,12 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM
 
+from kvstore.core.decoders import Identity, UnsupportedModel, spec_of
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.engine.attention import ATTENTION_NAME, register_attention
 from kvstore.engine.digests import remembered_sha256
 from kvstore.engine.gguf import SOURCE_FILE, Progress, convert
-from kvstore.engine.namespace import Identity, UnsupportedModel, spec_of
 from kvstore.engine.proving import prove
 from kvstore.engine.text import TextCodec
 

@@ -20,7 +20,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from kvstore.engine.namespace import Identity
+from kvstore.core.decoders import Identity
 from kvstore.engine.weights import Model, adopt_model
 
 VOCABULARY = 211

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from kvstore.engine.namespace import Identity, UnsupportedModel
+from kvstore.core.decoders import Identity, UnsupportedModel
 from kvstore.engine.weights import Model, adopt_model
 from tests.engine.families import FAMILIES, SIZES, build_pair
 

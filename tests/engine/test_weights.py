@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from kvstore.core.decoders import UnsupportedModel
 from kvstore.engine import digests
-from kvstore.engine.namespace import UnsupportedModel
 from kvstore.engine.weights import identity_of, load_model
 from tests.engine.families import build_pair
 from tests.engine.test_gguf import write_gguf

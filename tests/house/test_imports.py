@@ -19,6 +19,7 @@ RANK = {
     "rpc": 6,
     "client": 7,
     "daemon": 7,
+    "adapters": 8,
     "engine": 8,
     "tools": 9,
 }
@@ -27,9 +28,9 @@ RANK = {
 DEVICE_TIER = ("kvstore.tiers.device", "kvstore.tiers.cuda")
 
 CONFINED = {
-    "torch": ("kvstore.kernels", "kvstore.engine", *DEVICE_TIER),
+    "torch": ("kvstore.kernels", "kvstore.engine", "kvstore.adapters", *DEVICE_TIER),
     "triton": ("kvstore.kernels",),
-    "transformers": ("kvstore.engine", "kvstore.tools"),
+    "transformers": ("kvstore.engine", "kvstore.tools", "kvstore.adapters.transformers"),
     "grpc": ("kvstore.tools.fuzz", "kvstore.rpc", "kvstore.client", "kvstore.daemon", "kvstore.v1"),
     "grpc_health": ("kvstore.daemon", "kvstore.rpc"),
     "grpc_reflection": ("kvstore.daemon", "kvstore.rpc"),

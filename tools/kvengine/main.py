@@ -10,12 +10,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from kvstore.cache import Cache
 from kvstore.client import Client, ClientOptions
+from kvstore.core.decoders import UnsupportedModel
 from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.core.namespace import NamespacePolicy
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.link import cuda_device
-from kvstore.engine.namespace import UnsupportedModel
 from kvstore.engine.sequence import FinishReason
 from kvstore.engine.weights import Model, load_model, use_threads
 from kvstore.tools.kvengine.embedded import embedded_cache

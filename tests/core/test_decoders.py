@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig
 
+from kvstore.core.decoders import Identity, check_supported, spec_of
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespaceSpec
 from kvstore.engine.config import EngineConfig
-from kvstore.engine.namespace import Identity, check_supported, spec_of
 from tests.engine.families import FAMILIES, SIZES
 
 IDENTITY = Identity("model", "revision")

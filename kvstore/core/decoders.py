@@ -1,8 +1,9 @@
-"""The namespace of a model: everything in its configuration that changes the bytes of its K and V.
+"""The namespace of a decoder: everything in its configuration that changes the bytes of its K and V.
 
 The rotary settings stand in their own field so that a mismatch can name them. The rest of the configuration goes into
 ``extra`` as one digest: a setting this code does not know still tells two models apart, at the price of misses when
-a new release of transformers adds a field.
+a new release of transformers adds a field. A configuration is any object with the fields of a Hugging Face one:
+nothing here imports transformers.
 """
 
 from __future__ import annotations
