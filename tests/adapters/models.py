@@ -17,8 +17,9 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "initializer_range": 0.25,
     "bos_token_id": 0,
-    "eos_token_id": 0,
+    "eos_token_id": None,
     "pad_token_id": 0,
+    "tie_word_embeddings": False,
 }
 
 WINDOWED = ["sliding_attention", "full_attention", "sliding_attention"]
