@@ -178,7 +178,8 @@ def show(printer: Printer, asked: list[Asked], expected: list[list[int]], model:
     printer.line()
     for one in asked:
         said = model.text.decode(one.answer.tokens) if model.text else ""
-        printer.line(Text.assemble((f"Q: {one.question}", "dim"), f"\nA: {' '.join(said.split())} ..."))
+        printer.line(Text(f"Q: {one.question}", "dim"))
+        printer.line(f"A: {' '.join(said.split())} ...")
     printer.line()
     for one in asked:
         if not one.as_said:
