@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard setup.py) $(NATIVE)
 	@test -x $(BIN)/python || { echo "making $(VENV): a minute or two, once"; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m pip install -qq --upgrade pip
 	@echo "installing the project and what it needs into $(VENV)"
-	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[engine,gpu,dev]'
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[daemon,engine,gpu,dev]'
 	@# Byte code now, so that commands start fast even where Python is told not to write any.
 	@$(BIN)/python -m compileall -q kvstore kernels engine tools
 	@touch $@

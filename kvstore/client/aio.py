@@ -8,13 +8,13 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from kvstore.client import steps
 from kvstore.client.aio_calls import AsyncCalls
 from kvstore.client.aio_connection import AsyncSessionConnection
+from kvstore.client.connect import grpc_module
 from kvstore.client.copying import copy_all
 from kvstore.client.flows import Flows
 from kvstore.client.handshake import Hello
@@ -267,8 +267,7 @@ def _streams(link: Any) -> Any:
 
 
 def _grpc() -> Any:
-    # Imported late, so that a client on the fast path starts without grpc.
-    return import_module("kvstore.client.aio_grpc")
+    return grpc_module("kvstore.client.aio_grpc")
 
 
 def _forked() -> None:
