@@ -183,10 +183,8 @@ class Printer:
 
 def fitting(columns: Sequence[Column], rows: Sequence[Sequence[RenderableType]], width: int) -> list[int]:
     """Positions of the columns that are shown in ``width``: all, or without as many optional ones as it takes."""
-    wide = [
-        max(len(column.title), *(_cells(row[i]) for row in rows)) if not column.yields else YIELDING_COLUMNS
-        for i, column in enumerate(columns)
-    ]
+    wide = [max(len(column.title), *(_cells(row[i]) for row in rows)) for i, column in enumerate(columns)]
+    wide = [min(w, YIELDING_COLUMNS) if column.yields else w for w, column in zip(wide, columns, strict=True)]
     kept = list(range(len(columns)))
     for i in reversed(range(len(columns))):
         if sum(wide[k] + GAP for k in kept) - GAP <= width:

@@ -130,7 +130,7 @@ def _plain(name: str, size: int, populate: bool) -> SharedMemory | None:
         "memfd, 4 KiB pages",
         (
             f"{name} is on 4 KiB pages, which halve the speed of direct disk reads: "
-            f"echo advise | sudo tee {SHMEM_ENABLED}, or sudo sysctl vm.nr_hugepages={pages}, then restart",
+            f"echo advise | sudo tee {SHMEM_ENABLED}, or raise vm.nr_hugepages by {pages}, then restart",
         ),
     )
 

@@ -110,7 +110,7 @@ def test_plain_pages_are_said_loudly_with_the_command(monkeypatch, tmp_path):
     assert arena.backing == "memfd, 4 KiB pages"
     (warning,) = arena.warnings
     assert "echo advise | sudo tee" in warning
-    assert "vm.nr_hugepages=3" in warning
+    assert "vm.nr_hugepages by 3" in warning
     arena.close()
     mode.write_text("always within_size [advise] never deny force\n")
     arena = HostArena(4 << 20)

@@ -51,7 +51,7 @@ def _namespaces(call: Call) -> Exit:
                 saved_of(info.saved_bytes),
             )
         )
-    printer.table(columns("Id|~Name|~Shape|>Blocks|>DEVICE|>HOST|>SSD|?>Each|>Saved"), rows)
+    printer.table(columns("Id|~Name|~Shape|?>Blocks|>DEVICE|>HOST|>SSD|?>Each|?>Saved"), rows)
     if not rows:
         printer.talk("no namespace is open, and none has blocks")
     return Exit.OK
@@ -74,7 +74,7 @@ def _blocks(call: Call, namespace: str, tier: str, limit: int) -> Exit:
     if not call.printer.for_people:
         call.printer.json({"blocks": [plain(block) for block in shown], "more": bool(more)})
         return Exit.OK
-    titles = columns("Key|?Parent|Tiers|State|?Codec|>Idle|>Hits|>Pins|>Holds|?>Children")
+    titles = columns("Key|?Parent|Tiers|?State|?Codec|>Idle|>Hits|>Pins|>Holds|?>Children")
     call.printer.table(titles, [_row(block) for block in shown])
     if more:
         call.printer.talk(f"the {len(shown)} coldest; --limit 0 lists all", style="dim")

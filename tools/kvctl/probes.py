@@ -198,7 +198,7 @@ def native_kernels() -> Finding:
         "native kernels",
         Level.WARN,
         f"The C++ kernels are absent, attention takes the slower torch path: {status.reason}.",
-        ("apt-get install g++ && pip install --force-reinstall --no-deps tiered-kvstore",),
+        ("apt-get install g++ && pip install --force-reinstall --no-deps .   # in the clone",),
     )
 
 

@@ -94,7 +94,7 @@ def _tiers(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
                 saved_of(tier.saved_bytes),
             )
         )
-    printer.table(columns("Tier|State|Used|>Of|>Blocks|>Pinned|>Saved"), rows)
+    printer.table(columns("Tier|State|Used|>Of|?>Blocks|?>Pinned|?>Saved"), rows)
     saved = sum(tier.saved_bytes for tier in answer.tiers)
     if saved:
         raw = sum(tier.raw_bytes for tier in answer.tiers)

@@ -65,7 +65,8 @@ def _offline(call: Call, directory: str) -> Exit:
         call.printer.talk(f"kvctl: {error.message}", style="red")
         return Exit.REFUSED
     if call.printer.for_people:
-        call.printer.line(render(report))
+        for line in render(report).splitlines():
+            call.printer.line(line)
     else:
         call.printer.json(asdict(report) | {"whole": report.whole})
     return Exit.OK if report.whole else Exit.NO

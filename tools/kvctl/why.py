@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from kvstore.tools import text
-from kvstore.tools.kvctl.command import Call
+from kvstore.tools.kvctl.command import Call, need
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.match import runs
 from kvstore.tools.kvctl.options import (
@@ -40,7 +40,10 @@ def why(
         source.refuse_beside_keys()
         request.keys = b"".join(whole_keys(call, info, keys))
     else:
-        request.token_ids.extend(source.read())
+        given = source.read()
+        wanted = info.spec.block_tokens
+        need(len(given) >= wanted, "--tokens", f"{len(given)} tokens", f"{wanted} at least, one whole block")
+        request.token_ids.extend(given)
     answer = call.ask("Admin/Why", request, admin_pb2.WhyResponse)
     complete = answer.matched == answer.blocks
     printer = call.printer

@@ -293,6 +293,15 @@ def test_a_narrow_terminal_cuts_no_word(kvctl, daemon, namespace, block, monkeyp
     assert {"a", "name", "of", "many", "words", "that", "wraps"} <= set(" ".join(lines).split())
 
 
+def test_sixty_columns_cut_no_word(kvctl, daemon, status, namespace, block, monkeypatch):
+    monkeypatch.setattr("kvstore.tools.output.PIPE_COLUMNS", 60)
+    daemon.replies["Admin/ListBlocks"] = admin_pb2.ListBlocksResponse(blocks=[block])
+    daemon.replies["Admin/ListNamespaces"] = admin_pb2.ListNamespacesResponse(namespaces=[namespace])
+    for asked in (("status",), ("ls",), ("ls", "smol")):
+        ran = kvctl(*asked)
+        assert (ran.code, ran.out.count("…"), len(ran.out.splitlines()) > 1) == (Exit.OK, 0, True)
+
+
 def test_a_pipe_gets_every_column(kvctl, daemon, namespace, block):
     assert PIPE_COLUMNS >= 200
     daemon.replies["Admin/ListBlocks"] = admin_pb2.ListBlocksResponse(blocks=[block])
