@@ -24,6 +24,7 @@ from kvstore.engine.gguf import SOURCE_FILE, Progress, convert
 from kvstore.engine.proving import prove
 from kvstore.engine.text import TextCodec
 
+THREADS_MAX: Final = 1024
 CONFIG_FILE: Final = "config.json"
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -48,9 +49,9 @@ class Model:
 
 
 def use_threads(count: int) -> None:
-    """Let torch compute on ``count`` threads. Raises InvalidArgument below 1."""
-    if count < 1:
-        raise InvalidArgument("threads", count, "at least 1")
+    """Let torch compute on ``count`` threads. Raises InvalidArgument for none or too many."""
+    if not 1 <= count <= THREADS_MAX:
+        raise InvalidArgument("threads", count, f"1 to {THREADS_MAX}")
     torch.set_num_threads(count)
 
 
@@ -75,12 +76,21 @@ def load_model(
     if not (path / CONFIG_FILE).is_file():
         raise InvalidArgument("model", str(path), "a folder with config.json and safetensors files, or a GGUF file")
     identity, network = identity_of(path), _network(path, dtype)
-    text = TextCodec.load(path) if (path / "tokenizer.json").is_file() else None
+    text = _text(path) if (path / "tokenizer.json").is_file() else None
     try:
         return adopt_model(network, identity, dtype, text=text, codec=codec, salt=salt)
     except (AttributeError, TypeError, ValueError) as error:
         # A family whose configuration lacks, or calls by other names, what a spec is made of.
         raise UnsupportedModel("model", str(path), f"a decoder with the usual configuration ({error})") from error
+
+
+def _text(path: Path) -> TextCodec:
+    """The folder's tokenizer. Raises UnsupportedModel with the library's reason in one line."""
+    try:
+        return TextCodec.load(path)
+    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower for a broken file
+        reason = " ".join(str(error).split())[:300]
+        raise UnsupportedModel("model", str(path), f"a folder whose tokenizer.json can be read ({reason})") from error
 
 
 def _network(path: Path, dtype: str) -> Any:

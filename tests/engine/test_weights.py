@@ -125,7 +125,12 @@ def not_a_decoder(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "vit"}')
 
 
+def break_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+
+
 BREAKERS = [
+    break_tokenizer,
     break_json,
     unknown_family,
     no_family,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -19,6 +19,12 @@ from kvstore.tools.kvbench.rows import Row, print_rows
 from kvstore.tools.output import Format, Printer
 
 HOST_BYTES: Final = 640 << 20
+
+FAILED, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
+CODES: Final = {"INVALID_ARGUMENT": USAGE, "UNAVAILABLE": UNREACHABLE}
+
+THREADS_MAX: Final = 1024
+NUMBER_MAX: Final = 1 << 31
 
 OutputOption = Annotated[Format, typer.Option("--output", "-o", help="table, or json: a list of rows.")]
 SocketOption = Annotated[str, typer.Option("--socket", "-s", help="Use this daemon; else one is started.")]
@@ -199,7 +205,7 @@ def _numbers(text: str, option: str = "--threads") -> tuple[int, ...]:
         found = tuple(int(word) for word in text.split(","))
     except ValueError:
         found = ()
-    if not found or min(found) < 1:
+    if not found or min(found) < 1 or max(found) > (THREADS_MAX if option == "--threads" else NUMBER_MAX):
         raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2", param_hint=option)
     return found
 
@@ -210,7 +216,12 @@ def _run(output: Format, markdown: Path | None, work: Callable[[Printer], list[R
         found = work(printer)
     except KVStoreError as error:
         printer.talk(f"kvbench: {error.message}", style="red")
-        sys.exit(1)
+        sys.exit(CODES.get(error.status, FAILED))
+    except OSError as error:
+        _refuse_path(printer, error)
+    except KeyboardInterrupt:
+        printer.talk("kvbench: interrupted")
+        sys.exit(INTERRUPTED)
     if isinstance(found, Report):
         print_report(printer, found)
         bench, written = found.rows[0].bench, report_section(found)
@@ -218,7 +229,17 @@ def _run(output: Format, markdown: Path | None, work: Callable[[Printer], list[R
         print_rows(printer, found)
         bench, written = found[0].bench, section(found)
     if markdown is not None:
-        write_section(markdown, bench, written)
+        try:
+            write_section(markdown, bench, written)
+        except OSError as error:
+            _refuse_path(printer, error)
+
+
+def _refuse_path(printer: Printer, error: OSError) -> NoReturn:
+    """What the system says of a folder or a file that was given."""
+    where = "" if error.filename is None else f"{str(error.filename)[:200]!r}: "
+    printer.talk(f"kvbench: {where}{error.strerror or error}", style="red")
+    sys.exit(USAGE)
 
 
 def main() -> None:

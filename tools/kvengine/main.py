@@ -43,6 +43,10 @@ def run(options: Options) -> int:
     except InvalidArgument as error:
         printer.talk(f"error: {error}", style="red")
         return USAGE
+    except OSError as error:
+        where = "" if error.filename is None else f"{str(error.filename)[:200]!r}: "
+        printer.talk(f"error: {where}{error.strerror or error}", style="red")
+        return USAGE
     except KeyboardInterrupt:
         printer.talk("kvengine: interrupted")
         return INTERRUPTED

@@ -65,6 +65,8 @@ def parse(arguments: Sequence[str] | None) -> Options:
     given = parser.parse_args(arguments)
     try:
         prompts = read_prompts(given.prompt, given.file, given.context)
+        for option, words in (("--prompt", given.prompt), ("--salt", [given.salt]), ("--stop", given.stop)):
+            _check_text(option, words)
         sampling = _sampling(given)
     except (OSError, InvalidArgument) as error:
         parser.error(str(error))
@@ -83,6 +85,15 @@ def read_prompts(texts: Sequence[str], file: Path | None, context: Path | None) 
     lines = _text_of("--file", file).splitlines() if file is not None else []
     before = _text_of("--context", context) if context is not None else ""
     return tuple(before + text for text in (*texts, *lines) if text.strip())
+
+
+def _check_text(option: str, words: Sequence[str]) -> None:
+    """Raise InvalidArgument for bytes that are no UTF-8, which a shell hands over as what no text has."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(option, ascii(word[:80]), "UTF-8") from error
 
 
 def _text_of(option: str, file: Path) -> str:

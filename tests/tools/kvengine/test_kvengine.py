@@ -228,3 +228,20 @@ def test_a_family_that_attends_twice_a_layer_ends_with_its_own_code_and_stores_n
         assert not [tier for tier in status.tiers if tier.blocks]
     assert (code, out) == (4, "")
     assert "writes them 2 times" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-p", "\udc80"),
+        ("-p", "a", "--salt", "\udc80"),
+        ("-p", "a", "--threads", 10**12),
+        ("-p", "a", "--ssd", __file__),
+    ],
+)
+def test_values_that_no_text_or_path_can_be_are_usage_errors(
+    capsys: pytest.CaptureFixture[str], model: Path, words: tuple[object, ...]
+) -> None:
+    code, out, err = run(capsys, model, *words)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
