@@ -258,11 +258,15 @@ class Commit:
         part = self._entries[begin:end]
         slots: list[int] = []
         for i, entry in enumerate(part, begin):
-            if self._tokens:
+            if entry.outcome is Outcome.PENDING:
                 name = self._namespace.namespace_id, entry.key
-                book.news.token_ids[name] = self._tokens[i * tokens : (i + 1) * tokens]
-            if entry.outcome is Outcome.PENDING and self._publish_one(entry):
-                slots.append(entry.slot)
+                if self._tokens:
+                    book.news.token_ids[name] = self._tokens[i * tokens : (i + 1) * tokens]
+                if self._publish_one(entry):
+                    slots.append(entry.slot)
+                if self._tokens and entry.reason is not Reason.NONE:
+                    # It was refused, and no event will tell of it.
+                    del book.news.token_ids[name]
             self._give_back(entry)
             if self._lease is not None:
                 self._pin(entry, self._lease)
