@@ -129,6 +129,9 @@ def run_calls() -> list[Row]:
                 case=f"Python calls of a {name}, client + daemon",
                 value=client + daemon,
                 unit="calls",
+                limit=float(sum(before)) if before else None,
+                limit_unit="calls" if before else "",
+                limit_name="the first build",
                 target=target,
                 conditions={"client": round(client, 1), "daemon": round(daemon, 1), "rounds": ROUNDS},
             )
