@@ -11,7 +11,9 @@ import errno
 import logging
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -57,6 +59,9 @@ READ_BYTES: Final = 256 << 10
 
 _REQUEST: Final = int(FrameKind.REQUEST)
 _HELLO_BYTES_MAX: Final = 4096
+TURN_S: Final = 0.002
+"""Longest that the requests of one client are handled before others have their turn."""
+
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC})
 """What the kernel says where it has no descriptors or no memory for one session more."""
 
@@ -85,6 +90,8 @@ class SessionServer:
         self._calls: dict[int, int] = {}
         """Calls under way, by uid."""
         self._acceptor: Acceptor | None = None
+        self._closer = ThreadPoolExecutor(1, thread_name_prefix="kvstore-end")
+        """Ends sessions, one after another."""
 
     async def start(self) -> None:
         """Bind the socket and begin to accept."""
@@ -101,6 +108,7 @@ class SessionServer:
         for connection in list(self._connections.values()):
             connection.abort()
         await asyncio.sleep(0)
+        await asyncio.to_thread(self._closer.shutdown)
         remove_socket(self._options.path)
 
     def job_done(self, session_id: SessionId, job_id: JobId, result: FetchResult) -> None:
@@ -191,8 +199,9 @@ class SessionServer:
         _send_small(connection, frame, [export.fd for export in shared if export.fd >= 0])
 
     def _left(self, session_id: SessionId) -> None:
+        """A session has ended. What it held goes in a thread: it may be millions of blocks, and the loop has others."""
         self._connections.pop(session_id, None)
-        self._dispatcher.services.sessions.close(session_id)
+        self._closer.submit(self._dispatcher.services.sessions.close, session_id)
 
 
 async def _read_hello(connection: socket.socket) -> tuple[int, session_pb2.Hello, bytes]:
@@ -259,6 +268,12 @@ class _Connection:
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = connection
         self._unsent = bytearray()
+        self._waiting: deque[Frame] = deque()
+        """Frames that came and have not had their turn."""
+        self._paused = False
+        """Whether nothing is read now."""
+        self._scheduled = False
+        """Whether these will have another turn."""
         self._ending = False
 
     def begin(self, behind: bytes) -> None:
@@ -289,8 +304,34 @@ class _Connection:
             if not self._unsent:
                 self.abort()
             return
-        for frame in frames:
-            self._handle(frame)
+        self._waiting.extend(frames)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Handle what came, for as long as a turn of the loop may take; the rest has its turn behind everybody else.
+
+        Nothing more is read until it is through, and nothing is handled while the client does not read its replies.
+        """
+        self._scheduled = False
+        until = self._loop.time() + TURN_S
+        while self._waiting and not self._unsent and self._socket is not None:
+            self._handle(self._waiting.popleft())
+            if self._waiting and self._loop.time() >= until:
+                break
+        if self._socket is None or self._unsent:
+            return
+        if self._waiting:
+            self._pause()
+            self._scheduled = True
+            self._loop.call_soon(self._serve)
+        elif self._paused:
+            self._paused = False
+            self._loop.add_reader(self._socket, self._readable)
+
+    def _pause(self) -> None:
+        if not self._paused and self._socket is not None:
+            self._paused = True
+            self._loop.remove_reader(self._socket)
 
     def _handle(self, frame: Frame) -> None:
         call_id, kind, _, name, payload = frame
@@ -352,7 +393,7 @@ class _Connection:
             return
         if sent < len(frame):
             self._unsent += memoryview(frame)[sent:]
-            self._loop.remove_reader(self._socket)
+            self._pause()
             self._loop.add_writer(self._socket, self._writable)
 
     @property
@@ -377,8 +418,8 @@ class _Connection:
         self._loop.remove_writer(self._socket)
         if self._ending:
             self.abort()
-        else:
-            self._loop.add_reader(self._socket, self._readable)
+        elif not self._scheduled:
+            self._serve()
 
     def abort(self) -> None:
         """Close without waiting for what is unsent; the session ends with it. Idempotent."""

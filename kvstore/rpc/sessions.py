@@ -123,6 +123,10 @@ class Sessions:
 
 
 def peer_name(peer: str) -> str:
-    """Who the bounds of one peer go by: gRPC's name of a caller without the port, which is new for each connection."""
+    """Who the bounds of one peer go by: gRPC's name of a caller without the port, which is new for each connection.
+
+    All of 127.0.0.0/8 and ::1 are this host: whoever is here has all of them.
+    """
     address, _, port = peer.rpartition(":")
-    return address if address and port.isdigit() else peer
+    name = address if address and port.isdigit() else peer
+    return "loopback" if name.startswith("ipv4:127.") or name in ("ipv6:[::1]", "ipv6:%5B::1%5D") else name

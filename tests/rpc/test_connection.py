@@ -11,9 +11,11 @@ import pytest
 
 from kvstore.core.errors import ResourceExhausted, Unavailable
 from kvstore.core.types import SessionId
+from kvstore.rpc import session_server
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.session_server import CALLS_MAX, UID_CALLS_MAX, _Connection
-from kvstore.v1 import session_pb2
+from kvstore.rpc.sessions import peer_name
+from kvstore.v1 import leases_pb2, session_pb2
 from kvstore.wire.errors import from_detail
 from kvstore.wire.framing import FrameDecoder, FrameKind, pack_frame
 
@@ -161,3 +163,43 @@ def test_what_is_no_frame_ends_the_session():
                 await asyncio.sleep(0)
 
     asyncio.run(run())
+
+
+class QuickDispatcher:
+    """Answers at once, and keeps the order."""
+
+    def __init__(self, order):
+        self.order = order
+
+    def begin(self, name, ctx, payload, loop, done):
+        self.order.append("call")
+        return leases_pb2.RenewLeaseResponse(ttl_ms=1)
+
+
+def test_many_requests_at_once_have_a_turn_each_where_turns_are_short(monkeypatch):
+    monkeypatch.setattr(session_server, "TURN_S", 0.0)
+    order = []
+
+    async def run():
+        async with peers(QuickDispatcher(order)) as peer:
+            peer.request(*range(1, 51))
+            peer.request(*range(51, 61))
+            while order.count("call") < 60:
+                order.append("others")
+                await asyncio.sleep(0)
+            answered = [frame.call_id for frame in await peer.frames(60)]
+            assert answered == list(range(1, 61))
+            # And the connection goes on.
+            peer.request(61)
+            assert [frame.call_id for frame in await peer.frames(1)] == [61]
+
+    asyncio.run(run())
+    # A turn of the loop has one call at most, and one of the others.
+    assert all(order[i : i + 3] != ["call"] * 3 for i in range(len(order) - 2))
+    assert order.count("others") >= 50
+
+
+def test_all_of_this_host_is_one_peer():
+    assert {peer_name(f"ipv4:127.0.0.{n}:5000{n}") for n in range(1, 9)} == {"loopback"}
+    assert peer_name("ipv6:[::1]:4000") == "loopback"
+    assert peer_name("ipv4:10.0.0.7:4000") == "ipv4:10.0.0.7"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -178,3 +179,16 @@ def test_many_rights_end_in_sections_that_others_can_come_between(world, monkeyp
     session.close()
     assert rights(world) == {}
     assert violations(world.store) == []
+
+
+def test_a_session_is_left_for_the_operator_when_all_are_taken(make_world):
+    world = make_world(config=StoreConfig(sessions_max=4, peer_share=1.0))
+    for number in range(3):
+        world.store.open_session(f"engine {number}", buffer_bytes=4096, uid=os.getuid())
+    with pytest.raises(ResourceExhausted):
+        world.store.open_session("one too many", buffer_bytes=4096, uid=os.getuid())
+    assert world.store.open_session("kvctl", uid=os.getuid())
+    with pytest.raises(ResourceExhausted):
+        world.store.open_session("stranger", uid=os.getuid() + 1)
+    with pytest.raises(ResourceExhausted):
+        world.store.open_session("far", remote=True, peer="loopback")
