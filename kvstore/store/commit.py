@@ -265,8 +265,7 @@ class Commit:
                 if self._publish_one(entry):
                     slots.append(entry.slot)
                 if self._tokens and entry.reason is not Reason.NONE:
-                    # It was refused, and no event will tell of it.
-                    del book.news.token_ids[name]
+                    del book.news.token_ids[name]  # It was refused: no event will tell of it.
             self._give_back(entry)
             if self._lease is not None:
                 self._pin(entry, self._lease)
@@ -374,17 +373,12 @@ class Commit:
         for entry in self._entries:
             if entry.outcome is Outcome.HIT and entry.slot in failures:
                 entry.refuse(failures[entry.slot])
-        outcomes, reasons, existed, places = [], [], [], []
-        for entry in self._entries:
-            outcomes.append(entry.outcome)
-            reasons.append(entry.reason)
-            existed.append(entry.existed)
-            places.append(entry.place)
+        outcomes = tuple([entry.outcome for entry in self._entries])
         return CommitResult(
-            tuple(outcomes),
-            tuple(reasons),
-            tuple(existed),
-            tuple(places) if self._lease is not None else (),
+            outcomes,
+            tuple([entry.reason for entry in self._entries]),
+            tuple([entry.existed for entry in self._entries]),
+            tuple([entry.place for entry in self._entries]) if self._lease is not None else (),
             self._busy if Outcome.BUSY in outcomes else None,
         )
 

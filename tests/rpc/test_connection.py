@@ -11,9 +11,9 @@ import pytest
 
 from kvstore.core.errors import ResourceExhausted, Unavailable
 from kvstore.core.types import SessionId
-from kvstore.rpc import session_server
+from kvstore.rpc import connection
+from kvstore.rpc.connection import CALLS_MAX, UID_CALLS_MAX, Connection
 from kvstore.rpc.context import CallContext
-from kvstore.rpc.session_server import CALLS_MAX, UID_CALLS_MAX, _Connection
 from kvstore.rpc.sessions import peer_name
 from kvstore.v1 import leases_pb2, session_pb2
 from kvstore.wire.errors import from_detail
@@ -39,7 +39,7 @@ class Peer:
         self.end, served = socket.socketpair()
         for one in (self.end, served):
             one.setblocking(False)
-        self.connection = _Connection(dispatcher, ctx, served, self.left.append, calls)
+        self.connection = Connection(dispatcher, ctx, served, self.left.append, calls)
         self.connection.begin(b"")
         self._decoder = FrameDecoder()
 
@@ -177,7 +177,7 @@ class QuickDispatcher:
 
 
 def test_many_requests_at_once_have_a_turn_each_where_turns_are_short(monkeypatch):
-    monkeypatch.setattr(session_server, "TURN_S", 0.0)
+    monkeypatch.setattr(connection, "TURN_S", 0.0)
     order = []
 
     async def run():

@@ -10,7 +10,8 @@ import pytest
 
 from kvstore.core.keys import chain_keys
 from kvstore.core.namespace import NamespaceSpec
-from kvstore.rpc.session_server import CALLS_MAX, HELLO_SECONDS_MAX
+from kvstore.rpc.connection import CALLS_MAX
+from kvstore.rpc.session_server import HELLO_SECONDS_MAX
 from kvstore.rpc.stream_blocks import WRITE_BYTES_MAX
 from kvstore.wire.errors import ERRORS, status_code
 from kvstore.wire.framing import CHUNK_BYTES_MAX, FRAME_BYTES_MAX, FrameKind
