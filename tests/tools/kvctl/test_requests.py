@@ -102,7 +102,7 @@ def test_less_than_a_block_is_no_question(kvctl, daemon, namespace):
     for command in ("why", "match"):
         ran = kvctl(command, "--tokens", "1,2,3")
         assert (ran.code, ran.out) == (Exit.USAGE, "")
-        assert "--tokens is 3 tokens; expected 64 at least, one whole block" in ran.err
+        assert "--tokens is 3 tokens; expected 4 at least, one whole block" in ran.err
 
 
 def test_why_of_keys_and_of_a_whole_prompt(kvctl, daemon, two):
