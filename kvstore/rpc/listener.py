@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import logging
 import os
 import resource
 import socket
-import stat
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.core.errors import InvalidArgument, Unavailable
+from kvstore.core.lockfile import LockHeldError, NoLockFileError, take_lock_file
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,6 @@ _UCRED: Final = struct.Struct("3i")
 _BACKLOG: Final = 128
 ACCEPT_PAUSE_S: Final = 0.2
 """How long accepting rests when the process is out of descriptors."""
-_LOCK_TRIES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,61 +54,19 @@ class SocketLock:
         self._fd = self._take()
 
     def _take(self) -> int:
-        while True:
-            fd = self._open()
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                os.close(fd)
-                raise Unavailable(
-                    f"another kvstored (pid {holder}) serves at {str(self._path)[: -len('.lock')]}; "
-                    "stop it, or give this one another --socket",
-                    field="socket",
-                    value=holder,
-                ) from error
-            if self._is_current(fd):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, str(os.getpid()).encode(), 0)
-                return fd
-            # The holder before removed the file between our open and our lock: that file guards nothing.
-            os.close(fd)
-
-    def _open(self) -> int:
-        """The lock file, made if it is missing. Only a plain file of one name that is ours or root's is ever written.
-
-        Whoever may write to the folder could else have us write to any file of ours by a link. Such a link is taken
-        away, which touches nothing behind it.
-        """
-        why = ""
-        for _ in range(_LOCK_TRIES):
-            try:
-                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-            except OSError as error:
-                if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES):
-                    raise
-                why = os.strerror(error.errno)
-            else:
-                found = os.fstat(fd)
-                if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1 and found.st_uid in (0, os.geteuid()):
-                    return fd
-                os.close(fd)
-                why = f"mode {found.st_mode:o}, {found.st_nlink} names, uid {found.st_uid}"
-            log.warning("%s is no lock file of ours (%s): removed; what it names is left alone", self._path, why)
-            try:
-                self._path.unlink(missing_ok=True)
-            except OSError as error:
-                why = f"{why}; {error.strerror}"
-                break
-        raise InvalidArgument(
-            "socket", f"lock file {self._path}: {why}", "a plain file of the daemon's own user, or none at all"
-        )
-
-    def _is_current(self, fd: int) -> bool:
         try:
-            return os.fstat(fd).st_ino == os.stat(self._path, follow_symlinks=False).st_ino
-        except FileNotFoundError:
-            return False
+            return take_lock_file(self._path)
+        except LockHeldError as held:
+            raise Unavailable(
+                f"another kvstored (pid {held.pid}) serves at {str(self._path)[: -len('.lock')]}; "
+                "stop it, or give this one another --socket",
+                field="socket",
+                value=held.pid,
+            ) from held
+        except NoLockFileError as error:
+            raise InvalidArgument(
+                "socket", str(error), "a plain file of the daemon's own user, or none at all"
+            ) from error
 
     def release(self) -> None:
         """Remove the file and let the lock go. Idempotent."""

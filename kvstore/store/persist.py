@@ -174,7 +174,8 @@ class _Writer:
         if self._tier is not Tier.SSD:
             # Idempotent, and asked for each run: only of SSD it is remembered what it knows.
             disk.put_namespace(namespace.spec, namespace.policy, namespace.name)
-        elif not namespace.on_disk:
+        elif not namespace.on_disk or not namespace.blocks_by_tier[Tier.SSD]:
+            # After a write that failed it may know a namespace without a block, which the disk may forget.
             disk.put_namespace(namespace.spec, namespace.policy, namespace.name)
             with self._state.locked():
                 namespace.on_disk = True

@@ -3,7 +3,7 @@
 ::
 
     0   8   magic "KVCHECK1"
-    8   4   version, 1
+    8   4   version, 1; 2 where namespaces are more than 65,535
     12  4   generation: journals of this generation and later follow it
     16  8   next extent number
     24  4   next segment number
@@ -14,7 +14,8 @@
     56  4   CRC of the columns
     60  4   CRC of bytes 0..60
     64      columns, one after another: namespace ids (32 bytes each); of the extents number u64, age u64, offset
-            u64, segment u32, blocks u16, space u16 (index in this file's list), codec u8 (128 is added where slices
+            u64, segment u32, blocks u16, space u16 (index in this file's list; u32 in
+            version 2), codec u8 (128 is added where slices
             are coded), parent (32 bytes); of the blocks extent u32 (row in this file), position u16, key (32 bytes);
             pages u32 of the extents with coded slices
 
@@ -25,6 +26,7 @@ generation counts.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +37,7 @@ from numpy.typing import NDArray
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import KEY_BYTES, BlockKey, NamespaceId
 from kvstore.kernels import codecs
+from kvstore.tiers.ssd.catalog import Space
 from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.format import COUNT_MAX, NUMBER_MAX, VERSION, refuse_version
 from kvstore.tiers.ssd.table import NO_ROW, BlockTable
@@ -50,8 +53,15 @@ _MAGIC: Final = b"KVCHECK1"
 _HEAD: Final = struct.Struct("<8sIIQIIQQQI")
 _CRC: Final = struct.Struct("<I")
 _EXTENT_COLUMNS: Final = {
-    "number": "<u8", "age": "<u8", "offset": "<u8", "segment": "<u4", "blocks": "<u2", "space": "<u2", "codec": "u1",
+    "number": "<u8", "age": "<u8", "offset": "<u8", "segment": "<u4", "blocks": "<u2", "space": "<u4", "codec": "u1",
 }  # fmt: skip
+_NARROW: Final = {"space": "<u2"}
+"""What version 1 has instead."""
+VERSION_WIDE: Final = 2
+WIDE_BYTES: Final = 2
+"""What an extent's row takes more in it."""
+NARROW_MAX: Final = 0xFFFF
+"""Most namespaces of a file of version 1, which older builds read, too."""
 
 
 def checkpoint_name(generation: int) -> str:
@@ -61,7 +71,7 @@ def checkpoint_name(generation: int) -> str:
 
 def checkpoint_bytes(extents: int, blocks: int, spaces: int, coded: int) -> int:
     """Size of a checkpoint of so many rows, ``coded`` of the extents with coded slices."""
-    fixed = HEAD_BYTES + spaces * KEY_BYTES
+    fixed = HEAD_BYTES + spaces * KEY_BYTES + (extents * WIDE_BYTES if spaces > NARROW_MAX else 0)
     return fixed + extents * EXTENT_ROW_BYTES + blocks * BLOCK_ROW_BYTES + coded * CODED_ROW_BYTES
 
 
@@ -80,8 +90,11 @@ class Checkpoint:
     block_keys: NDArray[np.uint8]
 
 
-def snapshot(table: BlockTable, namespaces: tuple[NamespaceId, ...], head: tuple[int, int, int]) -> Checkpoint:
-    """The committed rows of a copy of the tables. ``head`` is generation, next extent, next segment."""
+def snapshot(table: BlockTable, spaces: Sequence[Space], head: tuple[int, int, int]) -> Checkpoint:
+    """The committed rows of a copy of the tables, and the namespaces that they are of.
+
+    ``head`` is generation, next extent, next segment; ``spaces`` are those of the tables' indices.
+    """
     committed = np.frombuffer(table.extent_committed, dtype=np.uint8) != 0
     used = np.frombuffer(table.extent_segment, dtype=np.uint32) != NO_ROW
     rows = np.flatnonzero(committed & used & (np.frombuffer(table.extent_live, dtype=np.uint16) != 0))
@@ -96,10 +109,11 @@ def snapshot(table: BlockTable, namespaces: tuple[NamespaceId, ...], head: tuple
         for name, kind in (_EXTENT_COLUMNS | {"pages": "<u4"}).items()
         if name != "offset"
     }
+    used, extents["space"] = np.unique(extents["space"].view(np.uint32), return_inverse=True)
     extents["offset"] = np.frombuffer(table.extent_page, dtype=np.uint32)[rows].astype("<u8") * PAGE_BYTES
     return Checkpoint(
         *head,
-        namespaces,
+        tuple(spaces[index].namespace_id for index in used.tolist()),
         extents,
         _keys_of(table.extent_parent, rows),
         block_extent[blocks],
@@ -121,7 +135,8 @@ def pack_checkpoint(found: Checkpoint) -> list[bytes]:
     pages = found.extents["pages"].astype("<u4")
     codecs = np.where(pages > 0, found.extents["codec"].astype(np.uint8) | _CODED, found.extents["codec"])
     columns = found.extents | {"codec": codecs.astype(np.uint8)}
-    parts += [columns[name].tobytes() for name in _EXTENT_COLUMNS]
+    version, kinds = _form(len(found.namespaces))
+    parts += [columns[name].astype(kind, copy=False).tobytes() for name, kind in kinds.items()]
     parts.append(found.parents.tobytes())
     parts += [found.block_extent.tobytes(), found.block_position.tobytes(), found.block_keys.tobytes()]
     parts.append(pages[pages > 0].tobytes())
@@ -129,10 +144,15 @@ def pack_checkpoint(found: Checkpoint) -> list[bytes]:
     for part in parts:
         crc = crc32c(part, crc)
     fixed = _HEAD.pack(
-        _MAGIC, VERSION, found.generation, found.next_extent, found.next_segment, len(found.namespaces),
+        _MAGIC, version, found.generation, found.next_extent, found.next_segment, len(found.namespaces),
         len(found.parents), len(found.block_extent), sum(map(len, parts)), crc,
     )  # fmt: skip
     return [fixed + _CRC.pack(crc32c(fixed)), *parts]
+
+
+def _form(spaces: int) -> tuple[int, dict[str, str]]:
+    """Version of a file of so many namespaces, and the kinds of its columns of extents."""
+    return (VERSION_WIDE, _EXTENT_COLUMNS) if spaces > NARROW_MAX else (VERSION, _EXTENT_COLUMNS | _NARROW)
 
 
 def unpack_checkpoint(data: memoryview, generation: int) -> Checkpoint:
@@ -146,8 +166,11 @@ def unpack_checkpoint(data: memoryview, generation: int) -> Checkpoint:
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     if magic != _MAGIC or crc != crc32c(data[: _HEAD.size]):
         raise CorruptBlock(f"the head of {name} is damaged", field="crc")
-    if version != VERSION:
+    known, kinds = _form(spaces)
+    if version not in (known, VERSION):
         raise refuse_version(name, version)
+    if version != known:
+        raise CorruptBlock(f"{name} has version {version} and {spaces} namespaces", field="namespaces")
     coded = (len(data) - checkpoint_bytes(extents, blocks, spaces, 0)) // CODED_ROW_BYTES
     whole = len(data) == checkpoint_bytes(extents, blocks, spaces, coded) and 0 <= coded <= extents
     if found != generation or HEAD_BYTES + length != len(data) or not whole:
@@ -157,7 +180,7 @@ def unpack_checkpoint(data: memoryview, generation: int) -> Checkpoint:
     reader = _Columns(data)
     ids = reader.take("u1", spaces * KEY_BYTES).tobytes()
     namespaces = tuple(NamespaceId(ids[at : at + KEY_BYTES]) for at in range(0, len(ids), KEY_BYTES))
-    columns = {column: reader.take(kind, extents) for column, kind in _EXTENT_COLUMNS.items()}
+    columns = {column: reader.take(kind, extents) for column, kind in kinds.items()}
     parents = reader.take("u1", extents * KEY_BYTES).view(np.uint8).reshape(-1, KEY_BYTES)
     block_extent = reader.take("<u4", blocks).view(np.uint32)
     block_position = reader.take("<u2", blocks).view(np.uint16)

@@ -308,11 +308,11 @@ class Committer:
         # with the hole before them. So it stays broken until then.
         fresh.broken = old is None or old.broken
         with core.lock:
-            namespaces = tuple(space.namespace_id for space in core.spaces)
+            spaces = core.spaces
             head = (generation, core.next_extent, core.next_segment)
             table = core.table.copy()
             core.touched = False
-        found = snapshot(table, namespaces, head)
+        found = snapshot(table, spaces, head)
         write_file(core, checkpoint_name(generation), pack_checkpoint(found))
         fresh.broken = False
         self._remove_older(fresh)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -150,7 +150,17 @@ class Core:
     growth: threading.Lock = field(default_factory=threading.Lock)
     table: BlockTable = field(default_factory=BlockTable)
     spaces: list[Space] = field(default_factory=list)
+    """By index; it is replaced and never changed. What is not in ``space_index`` is forgotten."""
     space_index: dict[NamespaceId, int] = field(default_factory=dict)
+    """In the order in which they were put last."""
+    free_spaces: list[int] = field(default_factory=list)
+    """Indices of namespaces that were forgotten, to be used again."""
+    spaces_used: Counter[int] = field(default_factory=Counter)
+    """Indices by writes under way, which may not be in the tables yet."""
+    spaces_written: set[NamespaceId] = field(default_factory=set)
+    """Namespaces of which a write began since this was cleared."""
+    spaces_look: int = 0
+    """From so many namespaces on it is worth looking for empty ones."""
     catalog_bytes: int | None = None
     """Bytes of the catalog's files, behind which lines are added; None if they have to be written anew first."""
     segments: dict[int, Segment] = field(default_factory=dict)
@@ -215,6 +225,27 @@ class Core:
                 self._shares.clear()
             self._shares[kind] = known
         return known
+
+    def forget_shares(self) -> None:
+        """Indices of namespaces change their meaning."""
+        self._shares.clear()
+
+    def known_spaces(self) -> list[Space]:
+        """The namespaces that are not forgotten, those that were put last at the end."""
+        with self.lock:
+            return [self.spaces[index] for index in self.space_index.values()]
+
+    def use_spaces(self, indices: Iterable[int]) -> None:
+        """A write of such namespaces begins: their indices stay theirs until ``leave_spaces``. The lock is held."""
+        self.spaces_used.update(indices)
+
+    def leave_spaces(self, indices: Iterable[int]) -> None:
+        """It ended, and what it wrote is in the tables."""
+        with self.lock:
+            for index in indices:
+                self.spaces_used[index] -= 1
+                if not self.spaces_used[index]:
+                    del self.spaces_used[index]
 
     def account(self, extent_row: int, blocks: int) -> None:
         """So many blocks of an extent became live, or dead if negative."""
@@ -288,6 +319,7 @@ class Core:
         with self.lock:
             self.table, self.ledger, self.saved_bytes = BlockTable(), Ledger(), 0
             self.spaces, self.space_index, self.open_segment = [], {}, None
+            self.free_spaces = []
 
     def use(self, segment: Segment) -> None:
         """An I/O on a segment begins."""

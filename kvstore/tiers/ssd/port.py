@@ -7,15 +7,16 @@ system call does. ``kvstore.testing`` has a port in memory with seeded faults an
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 from kvstore.core.errors import TierUnavailable
+from kvstore.core.lockfile import LockHeldError, NoLockFileError, take_lock_file
 
 log: Final = logging.getLogger("kvstore.ssd")
 PAGE_BYTES: Final = 4096
@@ -99,23 +100,23 @@ class LinuxDisk:
         return os.path.join(self.directory, name) if name else self.directory
 
     def lock(self, name: str) -> int:
-        """Take an flock on ``name`` and write this process's pid into it."""
-        fd = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """See ``take_lock_file``."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(fd)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
+            fd = take_lock_file(Path(self._path(name)))
+        except LockHeldError as held:
             raise TierUnavailable(
-                f"{self.directory} is held by pid {pid}; stop that daemon or give this one another directory",
+                f"{self.directory} is held by pid {held.pid}; stop that daemon or give this one another directory",
                 field="directory",
                 value=self.directory,
                 expected="a directory that no other daemon holds",
+            ) from held
+        except NoLockFileError as error:
+            raise TierUnavailable(
+                str(error),
+                field="directory",
+                value=self.directory,
+                expected=f"a plain {name} of the daemon's own user in it, or none at all",
             ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._probe()
         return fd
 

@@ -198,11 +198,21 @@ class Reclaimer:
     def _move(self, batch: list[Moving]) -> bool:
         core = self._core
         found: list[tuple[Moving, int]] = []
+        used: set[int] = set()
         with core.lock:
             for moving in batch:
                 if core.table.alive(moving.handle) and core.table.key(moving.handle) == moving.key:
                     extent = core.table.extent(core.table.block_extent[moving.handle])
                     found.append((moving, core.spaces[extent.space].layout.of_codec(extent.codec)[2]))
+                    used.add(extent.space)
+            core.use_spaces(used)
+        try:
+            return self._move_found(found)
+        finally:
+            core.leave_spaces(used)
+
+    def _move_found(self, found: list[tuple[Moving, int]]) -> bool:
+        """Read blocks of so many bytes, and write them elsewhere."""
         if not found:
             return True
         # Page-aligned, and stored blocks are whole pages: they are written from where they were read to.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +15,7 @@ from kvstore.tiers.ssd.findings import Findings
 from kvstore.tiers.ssd.format import split_keys
 from kvstore.tiers.ssd.journal import DropRecord, ExtentRecord, Record
 from kvstore.tiers.ssd.salvage import Adopted, later_copies
-from kvstore.tiers.ssd.table import NO_ROW, Extent
-
-NO_SPACE: Final = 0xFFFF
-"""Index of a namespace that the catalog does not hold."""
+from kvstore.tiers.ssd.table import NO_ROW, NO_SPACE, Extent
 
 
 class Replay:
@@ -44,9 +40,9 @@ class Replay:
         """Take the checkpoint's rows over."""
         core = self._core
         space_of = np.array(
-            [core.space_index.get(one, NO_SPACE) for one in found.namespaces] + [NO_SPACE], dtype=np.uint16
+            [core.space_index.get(one, NO_SPACE) for one in found.namespaces] + [NO_SPACE], dtype=np.uint32
         )
-        spaces = found.extents["space"].astype(np.uint16)
+        spaces = found.extents["space"].astype(np.uint32)
         columns = dict(found.extents)
         columns["space"] = space_of[np.minimum(spaces, len(space_of) - 1)]
         core.table.load_blocks(found.block_extent, found.block_position, found.block_keys)
@@ -70,7 +66,7 @@ class Replay:
     def finish(self) -> None:
         """Drop what no namespace explains."""
         core = self._core
-        spaces = np.array(core.table.extent_space, dtype=np.uint16)
+        spaces = np.array(core.table.extent_space, dtype=np.uint32)
         strangers = [int(row) for row in np.flatnonzero(spaces == NO_SPACE)]
         drop_extents(core, strangers, self._findings, "blocks of a namespace that the catalog does not hold")
 

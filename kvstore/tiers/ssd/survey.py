@@ -85,14 +85,14 @@ class Survey:
 
     def _total(self, kind: int) -> int:
         space, codec, blocks = kind >> 32, kind >> 24 & 0xFF, kind & 0xFFFFFF
-        if space >= len(self._core.spaces):
+        if not 0 <= space < len(self._core.spaces):
             return 0
         return ExtentShape.of(self._core.spaces[space].layout, Codec(codec), blocks).total_bytes
 
     def _head(self, kind: int) -> int:
         """Bytes of the head under coding 1, which is at least as long as the plain one."""
         space, codec, blocks = kind >> 32, kind >> 24 & 0xFF, kind & 0xFFFFFF
-        if space >= len(self._core.spaces):
+        if not 0 <= space < len(self._core.spaces):
             return 0
         return ExtentShape.of(self._core.spaces[space].layout, Codec(codec), blocks, 1).head_bytes
 

@@ -1,6 +1,6 @@
 """The tables in memory: which blocks live, in which extent, and where the extents lie. Columns, not objects.
 
-A block takes 14 bytes (extent row, position, a reference to its key), an extent 44. Keys are objects that others
+A block takes 14 bytes (extent row, position, a reference to its key), an extent 46. Keys are objects that others
 hold too: the store's index has the same ones, so they are not counted here, and a key is there once however many
 blocks and extents name it. A handle is a block's row; rows are used again after a drop, and the key kept beside them
 tells an old handle from a new one. Not thread-safe: the tier's lock guards it.
@@ -21,6 +21,8 @@ from kvstore.core.types import ROOT_PARENT, BlockKey, Codec
 from kvstore.tiers.ssd.config import PAGE_BYTES
 
 NO_ROW: Final = 0xFFFFFFFF
+NO_SPACE: Final = 0xFFFFFFFF
+"""Index of a namespace that the catalog does not hold."""
 NO_KEY: Final = BlockKey(b"")
 """In rows that are free."""
 
@@ -53,7 +55,7 @@ class BlockTable:
         self.extent_pages = array("I")
         self.extent_blocks = array("H")
         self.extent_live = array("H")
-        self.extent_space = array("H")
+        self.extent_space = array("I")
         self.extent_codec = array("B")
         self.extent_committed = array("B")
         self.extent_parent: list[BlockKey] = []

@@ -23,7 +23,6 @@ from kvstore.tiers.base import (
     RecoveredBlock,
     RecoveryReport,
 )
-from kvstore.tiers.ssd.catalog import make_space
 from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.core import Core, log
@@ -36,7 +35,7 @@ from kvstore.tiers.ssd.quarantine import DIRECTORY, Quarantine, keep_block
 from kvstore.tiers.ssd.reader import Reader
 from kvstore.tiers.ssd.reclaim import Reclaimer
 from kvstore.tiers.ssd.recover import recover_tables, start_journal
-from kvstore.tiers.ssd.spaces import CATALOG_FILES, keep_space, write_catalog
+from kvstore.tiers.ssd.spaces import CATALOG_FILES, put_space, write_catalog
 from kvstore.tiers.ssd.usage import measure_usage, refresh_ledger
 from kvstore.tiers.ssd.watch import watched
 from kvstore.tiers.ssd.writer import Writer
@@ -78,10 +77,16 @@ class SsdTier:
         begin = core.clock.now()
         try:
             found, parents = watched(core, self._recover)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the store starts, without its disk
+            if isinstance(error, TierUnavailable) and (core.config.recovery == "strict" or error.field == "version"):
+                # The operator asked for it, or has to choose the build.
+                raise
             if core.config.recovery == "strict":
-                raise TierUnavailable(f"recovery of {core.port.directory}: {error}") from error
-            self._failed = f"recovery of {core.port.directory} failed, and a restart tries it again: {error}"
+                raise TierUnavailable(f"recovery of {core.port.directory}: {error!r}") from error
+            if not isinstance(error, OSError):
+                log.exception("recovery of %s", core.port.directory)
+            why = error if isinstance(error, OSError) else repr(error)
+            self._failed = f"recovery of {core.port.directory} failed, and a restart tries it again: {why}"
             core.forget_all()
             core.health.failed(self._failed)
             return
@@ -142,24 +147,12 @@ class SsdTier:
 
     def namespaces(self) -> Sequence[tuple[NamespaceSpec, NamespacePolicy, str]]:
         """See ``DiskTier.namespaces``."""
-        with self._core.lock:
-            return [(space.spec, space.policy, space.name) for space in self._core.spaces]
+        return [(space.spec, space.policy, space.name) for space in self._core.known_spaces()]
 
     def put_namespace(self, spec: NamespaceSpec, policy: NamespacePolicy, name: str) -> None:
         """See ``DiskTier.put_namespace``."""
-        core = self._core
         self._require_open()
-        with core.growth:
-            with core.lock:
-                known = core.space_index.get(spec.namespace_id)
-                space = make_space(len(core.spaces) if known is None else known, spec, policy, name)
-                if known is not None and core.spaces[known] == space:
-                    return
-                spaces = [*core.spaces[: space.index], space, *core.spaces[space.index + 1 :]]
-            core.call("namespaces", lambda: keep_space(core, spaces, space))
-            with core.lock:
-                core.spaces = spaces
-                core.space_index[space.namespace_id] = space.index
+        put_space(self._core, self._committer, spec, policy, name)
 
     def write(self, namespace_id: NamespaceId, blocks: Sequence[BlockWrite], *, durable: bool) -> list[DiskHandle]:
         """See ``DiskTier.write``."""
@@ -312,11 +305,9 @@ class SsdTier:
             held, self._lock_fd = self._lock_fd, self._port.lock(LOCK_NAME)
             self._port.close(held)
             refresh_ledger(core)
-        with core.lock:
-            spaces = list(core.spaces)
-        if spaces and not set(CATALOG_FILES) <= set(self._port.listdir("")):
+        if core.space_index and not set(CATALOG_FILES) <= set(self._port.listdir("")):
             with core.growth:
-                write_catalog(core, spaces)
+                write_catalog(core, core.known_spaces())
 
     def _require_open(self) -> None:
         if self._core.closed:

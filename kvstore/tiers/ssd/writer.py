@@ -40,14 +40,19 @@ class Writer:
         core.health.require_writes()
         with core.lock:
             index = core.space_index.get(namespace_id)
-            space = core.spaces[index] if index is not None else None
-        if space is None:
-            raise InvalidArgument("namespace_id", namespace_id.hex(), "one that put_namespace was told of")
-        runs = self._plan(space, blocks)
-        self.encode(runs)
-        self.placer.place(runs)
-        self.write_runs(runs)
-        handles = self._publish(runs)
+            if index is None:
+                raise InvalidArgument("namespace_id", namespace_id.hex(), "one that put_namespace was told of")
+            space = core.spaces[index]
+            core.spaces_written.add(namespace_id)
+            core.use_spaces([index])
+        try:
+            runs = self._plan(space, blocks)
+            self.encode(runs)
+            self.placer.place(runs)
+            self.write_runs(runs)
+            handles = self._publish(runs)
+        finally:
+            core.leave_spaces([index])
         self.placer.release(runs)
         pending = self._submit(runs, handles)
         if durable:
