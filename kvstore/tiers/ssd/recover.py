@@ -23,7 +23,7 @@ from kvstore.tiers.ssd.journal import SECTOR_BYTES, Record, check_file_head, rea
 from kvstore.tiers.ssd.quarantine import Quarantine
 from kvstore.tiers.ssd.replay import Replay, drop_extents
 from kvstore.tiers.ssd.salvage import find_extents
-from kvstore.tiers.ssd.spaces import catalog_bytes, forget_empty, read_catalog
+from kvstore.tiers.ssd.spaces import CATALOG_FILES, catalog_bytes, forget_empty, read_catalog, write_catalog
 from kvstore.tiers.ssd.survey import Survey
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -46,6 +46,8 @@ class Recovery:
         self._quarantine = quarantine
         self.findings = Findings(core.config.recovery == "strict")
         self._replay = Replay(core, self.findings)
+        self._damaged_catalog: dict[str, bytes] = {}
+        """The catalog's files, where lines of them are damaged."""
 
     def run(self) -> Journal:
         """Fill the tables, and return a new journal to go on with."""
@@ -61,6 +63,7 @@ class Recovery:
         forget_over_cap(self._core, self.findings)
         journal = self._create_journal(last + 1)
         forget_empty(self._core)
+        self._mend_catalog()
         journal.older = [number for number in numbers_of(names, "journal") if number >= generation]
         journal.older_bytes = sum(self._size(f"journal-{number:08d}") for number in journal.older)
         return journal
@@ -111,15 +114,34 @@ class Recovery:
         if CATALOG_NAME not in names and CATALOG_COPY not in names:
             return
         try:
-            found = unpack_catalog(*read_catalog(core, names))
+            files = read_catalog(core, names)
+            found = unpack_catalog(*files)
             core.spaces, core.catalog_bytes = found.spaces, catalog_bytes(core, names) if found.lines else None
             if found.damage:
+                self._damaged_catalog = {name: data for name, data in zip(CATALOG_FILES, files, strict=True) if data}
                 self.findings.damaged(f"{found.damage} lines of {CATALOG_NAME} and its copy are damaged")
         except CorruptBlock as error:
             self.findings.damaged(error.message)
             for name in {CATALOG_NAME, CATALOG_COPY} & set(names):
                 self._quarantine.take_file(name, error.message)
         core.space_index = {space.namespace_id: space.index for space in core.spaces}
+
+    def _mend_catalog(self) -> None:
+        """Write the good lines anew where some were not, so that the damage is told of once. On a full disk the next
+        namespace that is put does it."""
+        core = self._core
+        if not self._damaged_catalog or core.catalog_bytes is not None:
+            return
+        for name, data in self._damaged_catalog.items():
+            self._quarantine.keep(f"damaged-{name}", data, "lines of it are damaged")
+        try:
+            write_catalog(core, core.known_spaces())
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            for name in CATALOG_FILES:
+                remove_file(core, f"{name}.tmp")
+            log.warning("recovery: the damaged lines of %s stay for now: %s", CATALOG_NAME, error)
 
     def _load_checkpoint(self, names: list[str]) -> int:
         for number in reversed(numbers_of(names, "checkpoint")):

@@ -41,6 +41,8 @@ from kvstore.tiers.ssd.watch import watched
 from kvstore.tiers.ssd.writer import Writer
 
 LOCK_NAME: Final = "LOCK"
+DROP_MAX: Final = 512
+"""Blocks dropped in one section under the lock."""
 
 
 class SsdTier:
@@ -169,12 +171,17 @@ class SsdTier:
 
     def drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName] | None = None) -> None:
         """See ``DiskTier.drop``."""
+        named = [None] * len(handles) if names is None else names
+        for begin in range(0, len(handles), DROP_MAX):
+            self._drop(handles[begin : begin + DROP_MAX], named[begin : begin + DROP_MAX])
+
+    def _drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName | None]) -> None:
+        """One section under the lock, for which reads and writes wait."""
         core = self._core
         with core.lock:
-            named = [None] * len(handles) if names is None else names
             dead = [
                 core.drop_row(handle)
-                for handle, name in zip(handles, named, strict=True)
+                for handle, name in zip(handles, names, strict=True)
                 if (core.table.alive(handle) if name is None else core.holds(handle, name[1], name[0]))
             ]
             core.counters["blocks_dropped"] += len(dead)

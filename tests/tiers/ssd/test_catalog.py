@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from dataclasses import replace
 
 import pytest
 
-from kvstore.core.errors import CorruptBlock
+from kvstore.core.errors import CorruptBlock, TierUnavailable
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import ROOT_PARENT
 from kvstore.testing.blocks import BlockMaker
@@ -124,6 +125,54 @@ def test_namespaces_without_blocks_are_forgotten_by_a_start(monkeypatch):
     tier.close()
     kept = names_of(unpack_catalog(disk.image()[CATALOG_NAME], disk.image()[CATALOG_COPY]))
     assert kept == {"has blocks", "empty 17", "empty 18", "empty 19"}
+
+
+def damaged_in_both():
+    """A line of a namespace with a block, damaged in both files, and good lines behind it."""
+    disk = FaultyDisk()
+    tier = SsdTier("memory", CONFIG, port=disk)
+    list(tier.recover())
+    tier.put_namespace(MAKER.spec, NamespacePolicy(), "damaged")
+    tier.write(MAKER.namespace_id, MAKER.chain([1], ROOT_PARENT), durable=True)
+    for i, spec in enumerate(specs(3)):
+        tier.put_namespace(spec, NamespacePolicy(), f"good {i}")
+    tier.close()
+    for name in (CATALOG_NAME, CATALOG_COPY):
+        disk.overwrite(name, disk.image()[name].replace(b'"damaged"', b'"dxmaged"'))
+    return disk
+
+
+def test_damaged_lines_are_told_of_once():
+    disk = damaged_in_both()
+    with pytest.raises(TierUnavailable, match="lines of namespaces and its copy are damaged"):
+        list(SsdTier("memory", STRICT, port=disk).recover())
+    disk = damaged_in_both()
+    tier = SsdTier("memory", CONFIG, port=disk)
+    assert list(tier.recover()) == []
+    tier.close()
+    assert len([name for name in disk.image() if "damaged-namespaces" in name]) == 2
+    tier = SsdTier("memory", STRICT, port=disk)
+    assert list(tier.recover()) == []
+    assert {name for _, _, name in tier.namespaces()} == {"good 0", "good 1", "good 2"}
+    tier.close()
+
+
+def test_damaged_lines_stay_on_a_full_disk():
+    disk = damaged_in_both()
+    tier = SsdTier("memory", CONFIG, port=disk)
+    disk.fail = lambda _number, kind, name: (
+        errno.ENOSPC if kind == "open" and name.startswith("namespaces") and "tmp" in name else 0
+    )
+    assert list(tier.recover()) == []
+    assert tier.state.state == "ready"
+    disk.fail = lambda *_: 0
+    assert tier.usage().ledger_bytes == disk.used_bytes()
+    tier.put_namespace(MAKER.spec, NamespacePolicy(), "again")
+    tier.close()
+    tier = SsdTier("memory", STRICT, port=disk)
+    assert list(tier.recover()) == []
+    assert len(tier.namespaces()) == 4
+    tier.close()
 
 
 def test_a_damaged_copy_alone_is_set_aside_and_ends_no_start():

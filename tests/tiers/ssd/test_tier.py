@@ -207,3 +207,16 @@ def test_the_end_of_the_tier_ends_a_compaction(bench):
 
     tier._reclaimer._rewrite = closing
     assert tier.compact(0.0).bytes_rewritten == 0
+
+
+def test_a_long_drop_holds_the_lock_for_few_blocks_at_a_time(bench):
+    tier = bench.open()
+    handles = bench.write(range(1100))
+    frames, submit = [], tier._committer.submit
+    tier._committer.submit = lambda records, *rest: (frames.append(len(records)), submit(records, *rest))[1]
+    tier.drop(handles, [(bench.maker.namespace_id, bench.maker.key(seed)) for seed in range(1100)])
+    # A record is a head of 8 bytes, and 10 bytes a block.
+    assert frames == [8 + 10 * 512, 8 + 10 * 512, 8 + 10 * 76]
+    bench.close()
+    bench.open(recovery="strict")
+    assert bench.found == []
