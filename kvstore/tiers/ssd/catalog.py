@@ -22,6 +22,7 @@ import json
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 from crc32c import crc32c
@@ -92,15 +93,23 @@ def unpack_catalog(data: bytes, copy: bytes | None = None) -> Catalog:
     if data[:8] == _MAGIC:
         return Catalog(_unpack_first(data), lines=False)
     found: dict[NamespaceId, Space] = {}
+    good: dict[bytes, Space] = {}
     damage, torn, begun = 0, False, False
     for text in (data, copy or b""):
         bad = 0
         for line in filter(None, text.split(b"\n")):
+            again = good.get(line)
+            if again is not None:
+                # Most lines stand in both files: they are parsed once.
+                found[again.namespace_id] = again
+                damage, bad = damage + bad, 0
+                continue
             item = _read_line(line)
             space = None if item is None or "catalog" in item else _space_of(len(found), item)
             if space is not None:
                 before = found.get(space.namespace_id)
-                found[space.namespace_id] = space if before is None else replace(space, index=before.index)
+                good[line] = space if before is None else replace(space, index=before.index)
+                found[space.namespace_id] = good[line]
             elif item is not None and "catalog" in item:
                 begun = True
                 if item["catalog"] != VERSION_LINES:
@@ -183,7 +192,13 @@ def _from_json(index: int, item: dict[str, Any]) -> Space:
 
 def _check_types(value: NamespaceSpec | NamespacePolicy) -> None:
     """JSON has numbers and truths where texts should be, and the classes trust their callers."""
-    for one in dataclasses.fields(value):
-        kind = {"str": str, "int": int, "bytes": bytes}.get(str(one.type))
-        if kind is not None and type(getattr(value, one.name)) is not kind:
-            raise TypeError(f"{one.name} is {getattr(value, one.name)!r}")
+    for name, kind in _kinds_of(type(value)):
+        if type(getattr(value, name)) is not kind:
+            raise TypeError(f"{name} is {getattr(value, name)!r}")
+
+
+@cache
+def _kinds_of(kind: type[NamespaceSpec | NamespacePolicy]) -> list[tuple[str, type]]:
+    """Fields whose type JSON can miss, and that type."""
+    known: dict[str, type] = {"str": str, "int": int, "bytes": bytes}
+    return [(one.name, known[str(one.type)]) for one in dataclasses.fields(kind) if str(one.type) in known]
