@@ -22,7 +22,6 @@ import json
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Final
 
 from crc32c import crc32c
@@ -38,6 +37,12 @@ VERSION_LINES: Final = 2
 _MAGIC: Final = b"KVSPACE1"
 _HEAD: Final = struct.Struct("<8sIII")
 _CRC: Final = struct.Struct("<I")
+_TYPES: Final = {"str": str, "int": int, "bytes": bytes}
+_KINDS: Final = {
+    kind: [(one.name, _TYPES[str(one.type)]) for one in dataclasses.fields(kind) if str(one.type) in _TYPES]
+    for kind in (NamespaceSpec, NamespacePolicy)
+}
+"""Fields whose type JSON can miss, and that type."""
 
 
 NO_SPEC: Final = (
@@ -192,13 +197,6 @@ def _from_json(index: int, item: dict[str, Any]) -> Space:
 
 def _check_types(value: NamespaceSpec | NamespacePolicy) -> None:
     """JSON has numbers and truths where texts should be, and the classes trust their callers."""
-    for name, kind in _kinds_of(type(value)):
+    for name, kind in _KINDS[type(value)]:
         if type(getattr(value, name)) is not kind:
             raise TypeError(f"{name} is {getattr(value, name)!r}")
-
-
-@cache
-def _kinds_of(kind: type[NamespaceSpec | NamespacePolicy]) -> list[tuple[str, type]]:
-    """Fields whose type JSON can miss, and that type."""
-    known: dict[str, type] = {"str": str, "int": int, "bytes": bytes}
-    return [(one.name, known[str(one.type)]) for one in dataclasses.fields(kind) if str(one.type) in known]
