@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from dataclasses import dataclass
 
 from kvstore.client.arenas import Arenas, map_arenas
@@ -38,8 +39,10 @@ def open_session(path: str, hello: Hello, timeout_s: float) -> tuple[socket.sock
     """Connect, greet, map. The socket belongs to the caller. Raises Unavailable or what the daemon refused with."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        connection.settimeout(timeout_s)
+        # A blocking connect waits in the kernel while the daemon's queue is full; with a time-out of Python's it fails.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
         connection.connect(path)
+        connection.settimeout(timeout_s)
         message = session_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
             name=hello.name,
@@ -56,6 +59,12 @@ def open_session(path: str, hello: Hello, timeout_s: float) -> tuple[socket.sock
     except BaseException:
         connection.close()
         raise
+
+
+def _timeval(seconds: float) -> bytes:
+    """``struct timeval`` of socket(7); 0 would be for ever."""
+    micros = max(1, int(seconds * 1e6))
+    return struct.pack("ll", *divmod(micros, 1_000_000))
 
 
 def _receive(connection: socket.socket, hello: Hello) -> Welcome:

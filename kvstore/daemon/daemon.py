@@ -76,6 +76,8 @@ class Daemon:
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or ``stop``. Raises domain errors if it can not start."""
         self._loop = asyncio.get_running_loop()
+        # From the first moment: a start may take minutes, and a signal then ends it in order, behind the recovery.
+        self._handle_signals()
         began = time.monotonic()
         config = self._config
         config.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,7 +88,8 @@ class Daemon:
             store = build_store(config, tiers, self._clock, self._job_done)
             try:
                 await asyncio.to_thread(store.start)
-                await self._serve(store, tiers, began)
+                if not self._stop.is_set():
+                    await self._serve(store, tiers, began)
             finally:
                 await asyncio.to_thread(store.close)
                 tiers.close()
@@ -118,7 +121,6 @@ class Daemon:
                 await grpc_server.start()
                 self.grpc_port = grpc_server.port
             metrics = self._metrics(dispatcher)
-            self._handle_signals()
             loop = asyncio.get_running_loop()
             watchdog.start(loop)
             expiry = loop.create_task(self._expire(sessions))

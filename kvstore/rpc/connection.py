@@ -32,6 +32,9 @@ CALLS_MAX: Final = 64
 UID_CALLS_MAX: Final = 192
 """Calls that the sessions of one user may have under way: one user never takes all places in the daemon's pools."""
 
+WAITING_BYTES_MAX: Final = 64 << 20
+"""Bytes of half requests and of replies that nobody reads, of all sessions of one user; who adds more is ended."""
+
 TURN_S: Final = 0.002
 """Longest that the requests of one client are handled before others have their turn."""
 
@@ -45,6 +48,15 @@ def error_frame(call_id: int, error: KVStoreError) -> bytes:
     """The frame of a call that failed."""
     detail = to_detail(error).SerializeToString()
     return pack_frame(call_id, FrameKind.ERROR, detail, code=status_code(error))
+
+
+class Shares:
+    """What the sessions of each user have under way, by uid; of sessions that have ended, the calls that have not."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, int] = {}
+        self.waiting: dict[int, int] = {}
+        """Bytes of half requests and unread replies."""
 
 
 class Connection:
@@ -61,7 +73,7 @@ class Connection:
         ctx: CallContext,
         connection: socket.socket,
         left: Callable[[SessionId], None],
-        calls_of: dict[int, int],
+        shares: Shares,
     ) -> None:
         self._dispatcher = dispatcher
         self._ctx = ctx
@@ -70,8 +82,10 @@ class Connection:
         self._left = left
         self._decoder = FrameDecoder()
         self._calls = 0
-        self._calls_of = calls_of
-        """Calls under way of all sessions, by uid; those of sessions that have ended count until they have."""
+        self._calls_of = shares.calls
+        self._waiting_of = shares.waiting
+        self._counted = 0
+        """Bytes of this connection in ``_waiting_of``."""
         self.called = False
         """Whether any request came over this socket."""
         self._loop = asyncio.get_running_loop()
@@ -106,7 +120,8 @@ class Connection:
             return
         try:
             frames = self._decoder.feed(data)
-        except InvalidArgument as error:
+            self._count_waiting()
+        except KVStoreError as error:
             log.warning("session of %s ended: %s", self._ctx.peer, error)
             self._ending = True
             self._write(error_frame(0, error))
@@ -136,6 +151,21 @@ class Connection:
         elif self._paused:
             self._paused = False
             self._loop.add_reader(self._socket, self._readable)
+
+    def _count_waiting(self) -> None:
+        """Count what waits here. Raises ResourceExhausted if it is too much for one user."""
+        waits = self._decoder.held + len(self._unsent)
+        if waits == self._counted:
+            return
+        everything = self._waiting_of.pop(self._uid, 0) + waits - self._counted
+        more, self._counted = waits > self._counted, waits
+        if everything:
+            self._waiting_of[self._uid] = everything
+        if more and everything > WAITING_BYTES_MAX:
+            raise ResourceExhausted(
+                f"{everything} bytes of half requests and unread replies of uid {self._uid} wait",
+                field="requests", value=everything, expected=f"at most {WAITING_BYTES_MAX}; send and read whole ones",
+            )  # fmt: skip
 
     def _pause(self) -> None:
         if not self._paused and self._socket is not None:
@@ -192,6 +222,7 @@ class Connection:
             return
         if self._unsent:
             self._unsent += frame
+            self._bound_unsent()
             return
         try:
             sent = self._socket.send(frame)
@@ -204,6 +235,14 @@ class Connection:
             self._unsent += memoryview(frame)[sent:]
             self._pause()
             self._loop.add_writer(self._socket, self._writable)
+            self._bound_unsent()
+
+    def _bound_unsent(self) -> None:
+        try:
+            self._count_waiting()
+        except ResourceExhausted as error:
+            log.warning("session of %s ended: %s", self._ctx.peer, error)
+            self.abort()
 
     @property
     def waits_for_reader(self) -> bool:
@@ -222,6 +261,7 @@ class Connection:
             self.abort()
             return
         del self._unsent[:sent]
+        self._count_waiting()
         if self._unsent:
             return
         self._loop.remove_writer(self._socket)
@@ -239,5 +279,7 @@ class Connection:
         self._loop.remove_writer(connection)
         connection.close()
         self._unsent.clear()
+        self._decoder = FrameDecoder()
+        self._count_waiting()
         self._ctx.gone.set()
         self._left(self.session.session_id)

@@ -27,7 +27,7 @@ PATH_BYTES_MAX: Final = 107
 """Longest path of a Unix socket on Linux."""
 
 _UCRED: Final = struct.Struct("3i")
-_BACKLOG: Final = 128
+_BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.2
 """How long accepting rests when the process is out of descriptors."""
 

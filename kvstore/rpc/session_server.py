@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from kvstore.core.errors import (
 )  # fmt: skip
 from kvstore.core.types import Area, JobId, SessionId
 from kvstore.rpc.arenas import ArenaExport
-from kvstore.rpc.connection import Connection, error_frame
+from kvstore.rpc.connection import Connection, Shares, error_frame
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher, parse
 from kvstore.rpc.listener import Acceptor, PeerCredentials, bind_unix, peer_credentials, remove_socket
@@ -69,10 +70,12 @@ class SessionServer:
         self._exports = tuple(exports)
         self._options = options
         self._connections: dict[SessionId, Connection] = {}
-        self._greetings: dict[asyncio.Task[None], None] = {}
-        """Connections without a session yet, the oldest first."""
-        self._calls: dict[int, int] = {}
-        """Calls under way, by uid."""
+        self._greetings: set[asyncio.Task[None]] = set()
+        """Connections without a session yet."""
+        self._silent: dict[asyncio.Task[None], int] = {}
+        """Those that have not said their Hello, the oldest first, and the uid of each."""
+        self._not_opened = 0
+        self._shares = Shares()
         self._acceptor: Acceptor | None = None
         self._closer = ThreadPoolExecutor(1, thread_name_prefix="kvstore-end")
         """Ends sessions, one after another."""
@@ -115,21 +118,31 @@ class SessionServer:
             log.debug("job %d needs no more keeping: %s", job_id, error)
 
     def _accepted(self, connection: socket.socket) -> None:
-        if len(self._greetings) >= GREETINGS_MAX:
-            # The oldest has had the most time to say its Hello.
-            next(iter(self._greetings)).cancel()
-        task = asyncio.get_running_loop().create_task(self._greet(connection))
-        self._greetings[task] = None
-        task.add_done_callback(lambda ended: self._greetings.pop(ended, None))
+        peer = peer_credentials(connection)
+        if len(self._silent) >= GREETINGS_MAX:
+            # Of the user who has most of them the oldest, which has had the most time to say its Hello.
+            most, _ = Counter(self._silent.values()).most_common(1)[0]
+            oldest = next(task for task, uid in self._silent.items() if uid == most)
+            del self._silent[oldest]
+            oldest.cancel()
+        task = asyncio.get_running_loop().create_task(self._greet(connection, peer))
+        self._greetings.add(task)
+        self._silent[task] = peer.uid
+        task.add_done_callback(self._greeted)
 
-    async def _greet(self, connection: socket.socket) -> None:
+    def _greeted(self, task: asyncio.Task[None]) -> None:
+        self._greetings.discard(task)
+        self._silent.pop(task, None)
+
+    async def _greet(self, connection: socket.socket, peer: PeerCredentials) -> None:
         """Read a Hello, open the session, answer with a Welcome and the descriptors."""
         session: Session | None = None
-        peer = peer_credentials(connection)
         sessions = self._dispatcher.services.sessions
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
                 call_id, hello, behind = await _read_hello(connection)
+            if (task := asyncio.current_task()) is not None:
+                self._silent.pop(task, None)
             # In the pool, since the buffer's pages are faulted in: 70 ms for 64 MiB where there are no huge pages.
             session = await self._dispatcher.work(partial(self._open, hello, peer))
             admin = peer.uid in self._options.admin_uids
@@ -137,11 +150,11 @@ class SessionServer:
             self._welcome(connection, call_id, token, self._shared(hello, session))
             ctx = CallContext(self._dispatcher.services, session, admin, f"pid {peer.pid} uid {peer.uid}")
             joined = self._connections[session.session_id] = Connection(
-                self._dispatcher, ctx, connection, self._left, self._calls
+                self._dispatcher, ctx, connection, self._left, self._shares
             )
             joined.begin(behind)
         except (KVStoreError, OSError, TimeoutError, asyncio.CancelledError) as error:
-            log.warning("session of pid %d not opened: %s", peer.pid, error or type(error).__name__)
+            self._tell_not_opened(peer, error)
             if session is not None:
                 sessions.close(session.session_id)
                 session.close()
@@ -150,6 +163,13 @@ class SessionServer:
             if isinstance(error, KVStoreError):
                 _send_small(connection, error_frame(0, error), ())
             connection.close()
+
+    def _tell_not_opened(self, peer: PeerCredentials, error: BaseException) -> None:
+        """Log the first, the second, the fourth and so on: who connects without end fills no disk with lines."""
+        self._not_opened += 1
+        told = logging.DEBUG if self._not_opened & (self._not_opened - 1) else logging.WARNING
+        why = str(error) or type(error).__name__
+        log.log(told, "session of pid %d not opened (%d so far): %s", peer.pid, self._not_opened, why)
 
     def _open(self, hello: session_pb2.Hello, peer: PeerCredentials) -> Session:
         if hello.protocol_version != PROTOCOL_VERSION:

@@ -172,8 +172,6 @@ class Streams:
         everything = None if ctx.admin else session.namespaces
         wanted = everything if namespace is None else (namespace,)
         sequence = request.after_sequence or store.last_event
-        if sequence > store.last_event:
-            raise InvalidArgument("after_sequence", sequence, f"at most {store.last_event}, the newest event")
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
         unsubscribe = store.on_events(lambda: _wake(loop, news))

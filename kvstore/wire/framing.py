@@ -88,9 +88,9 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     @property
-    def held(self) -> bool:
-        """Whether a part of a frame waits for the rest."""
-        return bool(self._buffer)
+    def held(self) -> int:
+        """Bytes of a part of a frame that waits for the rest."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes in and return the frames that are now whole. Raises InvalidArgument for an invalid frame."""

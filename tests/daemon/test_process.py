@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -16,6 +17,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.client import Client, ClientOptions
 from kvstore.core.types import Outcome
+from kvstore.daemon import daemon as daemon_module
+from kvstore.daemon.build import build_tiers
+from kvstore.daemon.config import Config
+from kvstore.daemon.daemon import Daemon
 from kvstore.v1 import admin_pb2
 from kvstore.wire.paths import grpc_socket
 from tests.client.harness import DaemonProcess, blocks_of, chain, leftovers, small_spec, until
@@ -75,6 +80,24 @@ def test_a_hang_up_is_logged_and_nothing_else(daemon):
     until(lambda: any("SIGHUP: still serving" in line for line in daemon.lines))
     with Client(daemon.socket, ClientOptions(strict=True, buffer_bytes=0)) as client:
         assert client.grant_lease("served", 1000)
+
+
+def test_signals_during_the_start_end_it_in_order(tmp_path, monkeypatch):
+    """A recovery may take minutes: a hang-up is logged, and who stops the daemon then waits for no more than that."""
+    config = Config(socket=tmp_path / "kvstored.sock", device=0, host="1 MiB", ssd="16 MiB", ssd_dir=tmp_path / "ssd")
+
+    def build_and_be_signalled(*given):
+        built = build_tiers(*given)
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return built
+
+    ready = []
+    monkeypatch.setattr(daemon_module, "build_tiers", build_and_be_signalled)
+    asyncio.run(Daemon(config, on_ready=lambda: ready.append(True)).run())
+    assert not ready
+    assert not config.socket.exists()
+    assert not (tmp_path / "kvstored.sock.lock").exists()
 
 
 def test_turns_of_the_loop_are_counted(daemon):

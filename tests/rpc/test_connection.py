@@ -12,7 +12,7 @@ import pytest
 from kvstore.core.errors import ResourceExhausted, Unavailable
 from kvstore.core.types import SessionId
 from kvstore.rpc import connection
-from kvstore.rpc.connection import CALLS_MAX, UID_CALLS_MAX, Connection
+from kvstore.rpc.connection import CALLS_MAX, UID_CALLS_MAX, Connection, Shares
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.sessions import peer_name
 from kvstore.v1 import leases_pb2, session_pb2
@@ -33,13 +33,13 @@ class StalledDispatcher:
 class Peer:
     """The client's end of a connection, on the loop."""
 
-    def __init__(self, dispatcher, calls, uid=7):
+    def __init__(self, dispatcher, shares, uid=7):
         self.left = []
         ctx = CallContext(None, SimpleNamespace(session_id=SessionId(1), uid=uid), False, "test")
         self.end, served = socket.socketpair()
         for one in (self.end, served):
             one.setblocking(False)
-        self.connection = Connection(dispatcher, ctx, served, self.left.append, calls)
+        self.connection = Connection(dispatcher, ctx, served, self.left.append, shares)
         self.connection.begin(b"")
         self._decoder = FrameDecoder()
 
@@ -57,8 +57,8 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def peers(dispatcher, *uids):
-    calls = {}
-    made = [Peer(dispatcher, calls, uid) for uid in uids or (7,)]
+    shares = Shares()
+    made = [Peer(dispatcher, shares, uid) for uid in uids or (7,)]
     yield made if uids else made[0]
     for peer in made:
         peer.connection.abort()
@@ -120,6 +120,37 @@ def test_a_client_that_does_not_read_is_not_read_from():
             while not dispatcher.done:
                 await asyncio.sleep(0)
             assert not peer.connection.waits_for_reader
+
+    asyncio.run(run())
+
+
+def test_half_requests_and_unread_replies_of_one_user_are_bounded(monkeypatch):
+    monkeypatch.setattr(connection, "WAITING_BYTES_MAX", 100_000)
+    half = pack_frame(1, FrameKind.REQUEST, bytes(60_000), name=b"x")[:-1]
+
+    async def turns(done):
+        while not done():
+            await asyncio.sleep(0)
+
+    async def run():
+        async with peers(StalledDispatcher(), 7, 7, 8) as (one, other, stranger):
+            waiting = one.connection._waiting_of
+            one.end.sendall(half)
+            stranger.end.sendall(half)
+            await turns(lambda: waiting == {7: len(half), 8: len(half)})
+            other.end.sendall(half)
+            await turns(lambda: other.left)
+            # It is told why, and what it held is counted no more; the others go on.
+            (told,) = await other.frames(1)
+            assert isinstance(from_detail(told.payload, told.code), ResourceExhausted)
+            assert waiting == {7: len(half), 8: len(half)}
+            one.end.sendall(b"\0")
+            await turns(lambda: waiting == {8: len(half)})
+            # Replies that are not read count as well: who never reads is ended.
+            while not one.left:
+                one.connection.push(session_pb2.JobDone(job_id=1))
+            assert waiting == {8: len(half)}
+            assert not stranger.left
 
     asyncio.run(run())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import queue
@@ -14,6 +15,7 @@ import pytest
 
 from kvstore.client import Client, ClientOptions
 from kvstore.client.grpc_errors import domain_error
+from kvstore.client.handshake import Hello, open_session
 from kvstore.core.errors import (
     InvalidArgument,
     PermissionDenied,
@@ -23,7 +25,7 @@ from kvstore.core.errors import (
     UnknownLease,
 )
 from kvstore.core.types import Area, SessionId
-from kvstore.rpc import handlers_admin
+from kvstore.rpc import handlers_admin, session_server
 from kvstore.rpc.arenas import ArenaExport
 from kvstore.rpc.context import CallContext, Services
 from kvstore.rpc.dispatch import check_rights
@@ -196,6 +198,61 @@ def test_a_pool_is_closed_without_waiting_for_ever():
     assert [type(error) for error in told] == [Unavailable]
     go.set()
     assert pool.close()
+
+
+class TestGreetings:
+    @pytest.fixture
+    def silent(self, config, daemon, monkeypatch):
+        monkeypatch.setattr(session_server, "GREETINGS_MAX", 4)
+        made = []
+
+        def connect(count):
+            for _ in range(count):
+                made.append(socket.socket(socket.AF_UNIX))
+                made[-1].connect(str(config.socket))
+            return made
+
+        yield connect
+        for one in made:
+            one.close()
+
+    def test_who_says_nothing_makes_room(self, config, silent):
+        """The oldest goes, and a client that greets gets its session."""
+        first = silent(8)[0]
+        with Client(config.socket, ClientOptions(strict=True, buffer_bytes=0)) as client:
+            assert client.grant_lease("in", 1000)
+        first.settimeout(20)
+        assert first.recv(1) == b""
+
+    def test_a_full_queue_is_waited_for(self, tmp_path):
+        """Linux answers EAGAIN at once to a socket that does not block."""
+        path = str(tmp_path / "queue.sock")
+        refused = []
+
+        def come():
+            try:
+                open_session(path, Hello("late"), 20.0)
+            except Unavailable as error:
+                refused.append(str(error))
+
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
+            listener.bind(path)
+            listener.listen(0)
+            listener.settimeout(20)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    one = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+                    one.connect(path)
+            late = threading.Thread(target=come)
+            late.start()
+            stack.close()
+            greeted = b""
+            while not greeted:
+                with listener.accept()[0] as taken:
+                    greeted = taken.recv(100)
+            late.join()
+        # It came in behind the others; that this listener gives no Welcome is another matter.
+        assert "temporarily unavailable" not in refused[0]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 20])
