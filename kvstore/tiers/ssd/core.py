@@ -291,7 +291,7 @@ class Core:
         """Bytes kept free for metadata: two checkpoints of the rows so far and more, two journals, quarantine."""
         table = self.table
         count = table.extents + extents
-        rows = checkpoint_bytes(count, table.blocks + blocks, len(self.spaces), count)
+        rows = checkpoint_bytes(count, table.blocks + blocks, len(self.space_index), count)
         limits = 2 * self.config.journal_limit + self.config.quarantine_limit
         # Two files, and a third while one of them is replaced.
         catalog = 3 * self.ledger.file_bytes(CATALOG_NAME)

@@ -60,10 +60,10 @@ class Recovery:
         self._replay.finish()
         self._core.table.share_parents()
         Survey(self._core, self.findings, self._quarantine).run(names)
+        # Before the cap is looked at: what lines of empty namespaces take need not be taken from blocks.
+        self._write_catalog(forget_empty(self._core))
         forget_over_cap(self._core, self.findings)
         journal = self._create_journal(last + 1)
-        forget_empty(self._core)
-        self._mend_catalog()
         journal.older = [number for number in numbers_of(names, "journal") if number >= generation]
         journal.older_bytes = sum(self._size(f"journal-{number:08d}") for number in journal.older)
         return journal
@@ -126,11 +126,11 @@ class Recovery:
                 self._quarantine.take_file(name, error.message)
         core.space_index = {space.namespace_id: space.index for space in core.spaces}
 
-    def _mend_catalog(self) -> None:
-        """Write the good lines anew where some were not, so that the damage is told of once. On a full disk the next
-        namespace that is put does it."""
+    def _write_catalog(self, forgotten: int) -> None:
+        """Write what is left of the lines anew, so that neither damage nor empty namespaces are met again. On a full
+        disk the next namespace that is put does it."""
         core = self._core
-        if not self._damaged_catalog or core.catalog_bytes is not None:
+        if not forgotten and not self._damaged_catalog:
             return
         for name, data in self._damaged_catalog.items():
             self._quarantine.keep(f"damaged-{name}", data, "lines of it are damaged")
@@ -141,7 +141,7 @@ class Recovery:
                 raise
             for name in CATALOG_FILES:
                 remove_file(core, f"{name}.tmp")
-            log.warning("recovery: the damaged lines of %s stay for now: %s", CATALOG_NAME, error)
+            log.warning("recovery: %s stays as it is for now: %s", CATALOG_NAME, error)
 
     def _load_checkpoint(self, names: list[str]) -> int:
         for number in reversed(numbers_of(names, "checkpoint")):

@@ -84,15 +84,15 @@ def write_catalog(core: Core, spaces: Iterable[Space]) -> None:
     core.catalog_bytes = len(whole)
 
 
-def forget_empty(core: Core) -> None:
-    """At a start: forget the namespaces that have no block any more, but for the last few.
+def forget_empty(core: Core) -> int:
+    """At a start: forget the namespaces that have no block any more, but for the last few; returns how many.
 
-    A tenant each salt is normal use, and what was ever stored would else be read at every start.
+    A tenant each salt is normal use, and what was ever stored would else be read at every start. The caller writes the
+    catalog anew.
     """
     empty = _empty(core)
-    if empty:
-        _forget(core, empty)
-        write_catalog(core, core.known_spaces())
+    _forget(core, empty)
+    return len(empty)
 
 
 def _forget_unused(core: Core, committer: Committer) -> None:
@@ -129,5 +129,13 @@ def _empty(core: Core) -> list[NamespaceId]:
 
 def _forget(core: Core, namespaces: Iterable[NamespaceId]) -> None:
     """Give their indices back. The lock is held, or nothing else runs yet."""
-    core.free_spaces += [core.space_index.pop(one) for one in namespaces]
+    gone = [core.space_index.pop(one) for one in namespaces]
+    if not gone:
+        return
+    core.catalog_bytes = None
+    core.free_spaces += gone
+    # Until a free index is used again the space of another stands there, so that the forgotten one takes no memory.
+    known = {index: core.spaces[index] for index in core.space_index.values()}
+    other = next(iter(known.values()), core.spaces[0])
+    core.spaces = [known.get(index, other) for index in range(len(core.spaces))]
     core.forget_shares()

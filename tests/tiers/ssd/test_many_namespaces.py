@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from dataclasses import replace
 
@@ -209,4 +210,42 @@ def test_whatever_recovery_raises_ends_no_start(monkeypatch):
         tier.close()
     tier, found = opened(disk, STRICT)
     assert len(found) == 1
+    tier.close()
+
+
+def with_empty_ones(monkeypatch, count=30):
+    monkeypatch.setattr(spaces_module, "EMPTY_MAX", 100)
+    disk = FaultyDisk()
+    tier, _ = opened(disk)
+    handle = write(tier, TENANTS[0])
+    for maker in TENANTS[1:count]:
+        put(tier, maker)
+    tier.close()
+    monkeypatch.setattr(spaces_module, "EMPTY_MAX", 2)
+    return disk, handle
+
+
+def test_a_full_disk_keeps_empty_namespaces_and_ends_no_start(monkeypatch):
+    disk, _ = with_empty_ones(monkeypatch)
+    tier = SsdTier("memory", CONFIG, port=disk)
+    disk.fail = lambda _number, kind, name: errno.ENOSPC if kind == "open" and name == f"{CATALOG_NAME}.tmp" else 0
+    assert len(list(tier.recover())) == 1
+    assert tier.state.state == "ready"
+    disk.fail = lambda *_: 0
+    assert tier.usage().ledger_bytes == disk.used_bytes()
+    put(tier, TENANTS[35])
+    assert len(in_catalog(disk)) == 4
+    tier.close()
+
+
+def test_empty_namespaces_cost_no_blocks_under_a_small_cap(monkeypatch):
+    disk, _ = with_empty_ones(monkeypatch)
+    seen = []
+    monkeypatch.setattr(recover, "forget_over_cap", lambda core, _: seen.append(core.ledger.file_bytes(CATALOG_NAME)))
+    before = len(disk.image()[CATALOG_NAME])
+    tier, found = opened(disk)
+    assert len(found) == 1
+    assert seen[0] < before
+    assert len(tier._core.spaces) == 30
+    assert len({space.namespace_id for space in tier._core.spaces}) == 3
     tier.close()
