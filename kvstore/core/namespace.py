@@ -14,6 +14,7 @@ import re
 import struct
 from bisect import bisect_left
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Final
 
 from kvstore.core.errors import InvalidArgument
@@ -204,29 +205,9 @@ class BlockLayout:
 
     @classmethod
     def of(cls, spec: NamespaceSpec) -> BlockLayout:
-        """Compute the layout of a spec."""
-        if spec.opaque_slice_bytes:
-            coded = raw = spec.opaque_slice_bytes
-        else:
-            geometry = SliceGeometry(spec.kv_heads, spec.head_dim, spec.block_tokens, spec.dtype)
-            coded, raw = geometry.slice_bytes(spec.codec), geometry.raw_bytes
-        stride, raw_stride = align_up(coded, SLICE_ALIGNMENT), align_up(raw, SLICE_ALIGNMENT)
-        raw_units = -(-raw // stride) if spec.raw_layers else 1
-        units = spec.layers + len(spec.raw_layers) * (raw_units - 1)
-        header = align_up(HEADER_FIXED_BYTES + 4 * units, PAGE_BYTES)
-        return cls(
-            layers=spec.layers,
-            slice_bytes=stride if spec.raw_layers else coded,
-            slice_stride=stride,
-            raw_slice_bytes=raw,
-            raw_slice_stride=raw_stride,
-            header_bytes=header,
-            stored_bytes=align_up(header + units * stride, PAGE_BYTES),
-            raw_stored_bytes=align_up(header + spec.layers * raw_stride, PAGE_BYTES),
-            device_bytes=align_up(spec.layers * raw_stride, PAGE_BYTES),
-            raw_layers=spec.raw_layers,
-            raw_layer_units=raw_units,
-        )
+        """The layout of a spec: one object for all specs of the same shape, of which tenants make many."""
+        geometry = (spec.kv_heads, spec.head_dim, spec.block_tokens, spec.dtype)
+        return _layout_of(spec.opaque_slice_bytes, geometry, spec.codec, spec.layers, tuple(spec.raw_layers))
 
     def of_codec(self, codec: Codec) -> tuple[int, int, int]:
         """Unit bytes, unit stride and stored bytes of a block that was kept under ``codec``."""
@@ -260,6 +241,35 @@ class BlockLayout:
     def units_bytes(self, codec: Codec) -> int:
         """Bytes of a block's units under ``codec``, padding included, without a header."""
         return self.layer_offset(codec, self.layers)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _layout_of(
+    opaque_slice_bytes: int, geometry: tuple[int, int, int, str], codec: str, layers: int, raw_layers: tuple[int, ...]
+) -> BlockLayout:
+    """Compute a layout."""
+    if opaque_slice_bytes:
+        coded = raw = opaque_slice_bytes
+    else:
+        shape = SliceGeometry(*geometry)
+        coded, raw = shape.slice_bytes(codec), shape.raw_bytes
+    stride, raw_stride = align_up(coded, SLICE_ALIGNMENT), align_up(raw, SLICE_ALIGNMENT)
+    raw_units = -(-raw // stride) if raw_layers else 1
+    units = layers + len(raw_layers) * (raw_units - 1)
+    header = align_up(HEADER_FIXED_BYTES + 4 * units, PAGE_BYTES)
+    return BlockLayout(
+        layers=layers,
+        slice_bytes=stride if raw_layers else coded,
+        slice_stride=stride,
+        raw_slice_bytes=raw,
+        raw_slice_stride=raw_stride,
+        header_bytes=header,
+        stored_bytes=align_up(header + units * stride, PAGE_BYTES),
+        raw_stored_bytes=align_up(header + layers * raw_stride, PAGE_BYTES),
+        device_bytes=align_up(layers * raw_stride, PAGE_BYTES),
+        raw_layers=raw_layers,
+        raw_layer_units=raw_units,
+    )
 
 
 HEADER_FIXED_BYTES: Final = 256
