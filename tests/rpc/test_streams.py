@@ -148,6 +148,8 @@ def wrong_durability(sent):
 )
 def test_a_bad_write_is_refused_and_leaves_nothing(client, opened, messages, damage, field):
     keys, sent = messages
+    # Sessions of the tests before may still be ending.
+    until(lambda: status(client)[0] == 1)
     before = status(client)
     with pytest.raises(InvalidArgument) as caught:
         upload(client, damage(sent))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import Default
 
+from kvstore.cache import ReserveResult
+from kvstore.core.types import Tier
 from kvstore.rpc.table import METHODS
 from kvstore.v1 import admin_pb2, cache_pb2, common_pb2, events_pb2, leases_pb2, session_pb2
 from kvstore.wire.verbs import Runs
@@ -46,9 +50,32 @@ def test_rights():
 def test_what_copies_or_waits_leaves_the_loop():
     runs = {name.partition("/")[2]: method.runs for name, method in METHODS.items()}
     assert {name for name, where in runs.items() if where is Runs.INLINE} == {
-        "Match", "Reserve", "Abort", "Fetch", "WaitJob", "Prefetch", "Remove", "GrantLease", "RenewLease", "HoldLease",
+        "Match", "Reserve", "Abort", "Fetch", "WaitJob", "Prefetch", "GrantLease", "RenewLease", "HoldLease",
         "ReleaseLease", "OpenRemote", "Keepalive", "CloseRemote", "Status", "Pin", "Unpin",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "request_of"),
+    [
+        ("Reserve", lambda n: cache_pb2.ReserveRequest(namespace_id=bytes(32), tier=int(Tier.HOST), count=n)),
+        ("Abort", lambda n: cache_pb2.AbortRequest(reservation_ids=range(1, n + 1))),
+    ],
+)
+def test_many_places_leave_the_loop_though_they_are_asked_for_in_few_bytes(name, request_of):
+    asked = []
+    nothing = ReserveResult((), (), (), None, False)
+    session = SimpleNamespace(
+        reserve=lambda *_, **given: asked.append(given["count"]) or nothing,
+        abort=lambda ids: asked.append(len(ids)) or 0,
+    )
+    method, call = METHODS[f"kvstore.v1.Cache/{name}"], SimpleNamespace(session=session)
+    method.serve(call, request_of(1024))
+    later = method.serve(call, request_of(1025))
+    assert asked == [1024]
+    later()
+    assert asked == [1024, 1025]
+    assert method.waits is Runs.WORK
 
 
 def descriptor_set():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,6 +28,10 @@ from kvstore.wire.verbs.checks import arena_tier, different, name_of, wait_of
 
 FLUSH_MS: Final = 30_000
 """How long a flush that names no time may take."""
+
+INLINE_THINGS_MAX: Final = 1024
+"""Most reservations that are made or given back on the daemon's loop; more of them take long, though a request that
+asks for them is short."""
 
 # ---------------------------------------------------------------- OpenNamespace
 
@@ -115,7 +119,9 @@ def _pack_reserve(  # noqa: PLR0913, PLR0917  the arguments of Cache.reserve
     )
 
 
-def _reserve(call: Asked, request: cache_pb2.ReserveRequest) -> cache_pb2.ReserveResponse:
+def _reserve(
+    call: Asked, request: cache_pb2.ReserveRequest
+) -> cache_pb2.ReserveResponse | Callable[[], cache_pb2.ReserveResponse]:
     tier, count, packed = arena_tier(request.tier), request.count, request.keys
     namespace, keys = messages.target_of(request.namespace_id, packed)
     if bool(packed) == bool(count):
@@ -124,9 +130,19 @@ def _reserve(call: Asked, request: cache_pb2.ReserveRequest) -> cache_pb2.Reserv
     if count > BATCH_KEYS_MAX:
         raise InvalidArgument("count", count, f"at most {BATCH_KEYS_MAX}")
     durability = messages.enum_of("durability", request.durability, Durability) if request.durability else None
-    result = call.session.reserve(
-        namespace, tier, keys=keys, count=count, durability=durability, standing=request.standing, whole=request.whole
-    )
+
+    def serve() -> cache_pb2.ReserveResponse:
+        standing, whole = request.standing, request.whole
+        return _reservations(
+            call.session.reserve(
+                namespace, tier, keys=keys, count=count, durability=durability, standing=standing, whole=whole
+            )
+        )
+
+    return serve if count > INLINE_THINGS_MAX else serve()
+
+
+def _reservations(result: ReserveResult) -> cache_pb2.ReserveResponse:
     reply = cache_pb2.ReserveResponse(
         standing=result.standing,
         outcomes=result.outcomes,  # type: ignore[arg-type]
@@ -178,6 +194,7 @@ RESERVE: Final = Verb(
     request=cache_pb2.ReserveRequest,
     reply=cache_pb2.ReserveResponse,
     serve=_reserve,
+    waits=Runs.WORK,
     pack=_pack_reserve,
     unpack=_reserved,
     fallback=_full,
@@ -269,12 +286,18 @@ COMMIT: Final = Verb(
 # ---------------------------------------------------------------- Abort, Remove, Flush
 
 
-def _abort(call: Asked, request: cache_pb2.AbortRequest) -> cache_pb2.AbortResponse:
+def _abort(
+    call: Asked, request: cache_pb2.AbortRequest
+) -> cache_pb2.AbortResponse | Callable[[], cache_pb2.AbortResponse]:
     ids = [ReservationId(number) for number in request.reservation_ids]
     if not 1 <= len(ids) <= BATCH_KEYS_MAX:
         raise InvalidArgument("reservation_ids", f"{len(ids)} ids", f"1 to {BATCH_KEYS_MAX} ids")
-    aborted = call.session.abort(ids)
-    return cache_pb2.AbortResponse(aborted=aborted, unknown=len(ids) - aborted)
+
+    def serve() -> cache_pb2.AbortResponse:
+        aborted = call.session.abort(ids)
+        return cache_pb2.AbortResponse(aborted=aborted, unknown=len(ids) - aborted)
+
+    return serve if len(ids) > INLINE_THINGS_MAX else serve()
 
 
 ABORT: Final = Verb(
@@ -282,6 +305,7 @@ ABORT: Final = Verb(
     request=cache_pb2.AbortRequest,
     reply=cache_pb2.AbortResponse,
     serve=_abort,
+    waits=Runs.WORK,
     # Reservations of earlier connections are gone already and are not sent.
     pack=lambda ids, reservations: cache_pb2.AbortRequest(reservation_ids=ids.present_reservations(reservations)),
     unpack=lambda _ids, _arguments, reply, _generation: int(reply.aborted),
@@ -299,6 +323,8 @@ REMOVE: Final = Verb(
     request=cache_pb2.RemoveRequest,
     reply=cache_pb2.RemoveResponse,
     serve=_remove,
+    # Copies on SSD are dropped with the tier's own lock, which its writers hold for longer than a turn of the loop.
+    runs=Runs.WORK,
     pack=lambda _ids, namespace_id, keys: cache_pb2.RemoveRequest(namespace_id=namespace_id, keys=b"".join(keys)),
     unpack=lambda _ids, _arguments, reply, _generation: messages.outcomes_of(reply.outcomes),
     fallback=lambda _ids, _namespace_id, keys: (Outcome.BUSY,) * len(keys),
