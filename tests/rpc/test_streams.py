@@ -58,6 +58,12 @@ def status(client):
     return reply.sessions, reply.leases, reply.reservations, [t.reserved_bytes for t in reply.tiers]
 
 
+def settled(client):
+    """``status`` when the sessions of the tests before have ended, which they do in a thread."""
+    until(lambda: status(client)[0] == 1)
+    return status(client)
+
+
 def test_write_then_read_with_a_layer_range(client, opened, messages):
     keys, sent = messages
     assert list(upload(client, sent).outcomes) == [1, 1, 1]
@@ -148,9 +154,7 @@ def wrong_durability(sent):
 )
 def test_a_bad_write_is_refused_and_leaves_nothing(client, opened, messages, damage, field):
     keys, sent = messages
-    # Sessions of the tests before may still be ending.
-    until(lambda: status(client)[0] == 1)
-    before = status(client)
+    before = settled(client)
     with pytest.raises(InvalidArgument) as caught:
         upload(client, damage(sent))
     assert caught.value.field == field
@@ -184,7 +188,7 @@ def test_an_empty_write(client):
     ],
 )
 def test_a_bad_read_is_refused(client, opened, fields, reason):
-    before = status(client)
+    before = settled(client)
     with pytest.raises(KVStoreError) as caught:
         download(client, **{"namespace_id": opened.namespace_id, "keys": bytes(32), **fields})
     assert caught.value.reason == reason
@@ -194,7 +198,7 @@ def test_a_bad_read_is_refused(client, opened, fields, reason):
 def test_a_reader_that_goes_away_lets_its_pins_go(client, opened, messages):
     keys, sent = messages
     upload(client, sent)
-    before = status(client)
+    before = settled(client)
     request = cache_pb2.ReadRequest(namespace_id=opened.namespace_id, keys=b"".join(keys)).SerializeToString()
     stream = client.connection()[0].stream(READ, request, 20.0)
     assert next(stream)
