@@ -14,6 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.sizes import parse_size
+from kvstore.store.eviction import policies
+from kvstore.store.policies import DEFAULT
 from kvstore.wire.paths import default_socket, grpc_socket
 
 _LOOPBACK: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+)")
@@ -113,9 +115,9 @@ class Config(BaseModel):
     )
     high_watermark: float = Field(0.95, gt=0, le=1, description="Share of a tier in use above which it is reclaimed.")
     low_watermark: float = Field(0.90, gt=0, le=1, description="Share of a tier in use at which reclaiming stops.")
-    device_eviction: str = Field("lru", description="Name of the policy that says which block leaves DEVICE first.")
-    host_eviction: str = Field("lru", description="The same for HOST.")
-    ssd_eviction: str = Field("lru", description="The same for SSD.")
+    device_eviction: str = Field(DEFAULT, description="Name of the policy that says which block leaves DEVICE first.")
+    host_eviction: str = Field(DEFAULT, description="The same for HOST.")
+    ssd_eviction: str = Field(DEFAULT, description="The same for SSD.")
     buffer_max: Size = Field(4 << 30, description="Largest private buffer that one session may ask for.")
     buffers_max: Size = Field(
         0,
@@ -160,6 +162,9 @@ class Config(BaseModel):
             if int(address[2]) > _PORT_MAX:
                 raise InvalidArgument("listen", repr(self.listen), f"a port of at most {_PORT_MAX}; 0 takes any")
         _ = self.metrics_address
+        for key in ("device_eviction", "host_eviction", "ssd_eviction"):
+            if (name := getattr(self, key)) not in policies():
+                raise InvalidArgument(key, repr(name), " or ".join(policies()))
         return self
 
     @property

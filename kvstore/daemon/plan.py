@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.core.errors import InvalidArgument
+from kvstore.core.lockfile import lock_holder
 from kvstore.daemon.config import Config, format_size, rough_size
 from kvstore.daemon.memory import OWN_BYTES, meminfo, memory_room
+from kvstore.rpc.listener import check_socket_path, lock_file
 from kvstore.tiers.device_probe import DeviceChoice, choose_device
 from kvstore.tiers.host import locked_memory_hint
 from kvstore.tiers.memfd import HUGE_PAGE, SHMEM_ENABLED
+from kvstore.tiers.ssd.tier import LOCK_NAME
 
 DESCRIPTORS_BESIDE: Final = 1024
 """For gRPC's connections (512 calls), segments, journal, sockets, log."""
@@ -142,6 +145,8 @@ def _ssd(config: Config) -> list[Finding]:
     folder = _existing(config.ssd_dir)
     if not os.access(folder, os.W_OK | os.X_OK):
         return [Finding("ssd", "error", f"{folder} is not writable by uid {os.getuid()}: choose another ssd_dir")]
+    if holder := lock_holder(config.ssd_dir / LOCK_NAME):
+        return [Finding("ssd", "error", f"another kvstored (pid {holder}) holds {config.ssd_dir}")]
     disk = shutil.disk_usage(folder)
     files = config.ssd_dir.rglob("*") if folder == config.ssd_dir else ()
     held = sum(file.stat().st_blocks * 512 for file in files if file.is_file())
@@ -155,6 +160,11 @@ def _ssd(config: Config) -> list[Finding]:
 
 
 def _sockets(config: Config) -> Finding:
+    for path in (config.socket, config.grpc_socket):
+        try:
+            check_socket_path(path)
+        except InvalidArgument as error:
+            return Finding("sockets", "error", str(error))
     folder = _existing(config.socket.parent)
     text = f"{config.socket} mode {config.socket_mode:o}"
     if config.grpc:
@@ -162,6 +172,8 @@ def _sockets(config: Config) -> Finding:
     text += f", TCP at {config.listen}" if config.listen else ", TCP off"
     if not os.access(folder, os.W_OK | os.X_OK):
         return Finding("sockets", "error", f"{text}: {folder} is not writable by uid {os.getuid()}")
+    if holder := lock_holder(lock_file(config.socket)):
+        return Finding("sockets", "error", f"another kvstored (pid {holder}) serves at {config.socket}")
     return Finding("sockets", "ok", text)
 
 

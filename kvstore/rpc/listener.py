@@ -46,11 +46,16 @@ def peer_credentials(connection: socket.socket) -> PeerCredentials:
     return PeerCredentials(*_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
+def lock_file(path: Path) -> Path:
+    """The file whose lock is the right to serve at the socket ``path``."""
+    return path.with_name(path.name + ".lock")
+
+
 class SocketLock:
     """The right to serve at a path; held until ``release`` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path.with_name(path.name + ".lock")
+        self._path = lock_file(path)
         self._fd = self._take()
 
     def _take(self) -> int:

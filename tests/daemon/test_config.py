@@ -58,6 +58,7 @@ def test_what_is_no_size(text):
         ({"ssd_fragmentation": 0}, "ssd_fragmentation"),
         ({"ssd_io_deadline_s": 0}, "ssd_io_deadline_s"),
         ({"ssd_segment": 100_000}, "ssd_segment"),
+        ({"host_eviction": "by chance"}, "host_eviction"),
     ],
 )
 def test_a_wrong_key_is_named(values, field):

@@ -68,6 +68,26 @@ def test_a_second_daemon_on_the_directory_is_refused(daemon, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_check_says_what_a_start_would(daemon, tmp_path):
+    """With the same exit code, and without a daemon's locks being touched."""
+    ssd = daemon.folder / "ssd"
+    long = tmp_path / ("s" * 120)
+    for arguments, text in (
+        ([f"--socket={daemon.socket}"], f"another kvstored (pid {daemon.pid}) serves at {daemon.socket}"),
+        (
+            [f"--socket={tmp_path / 's'}", "--ssd=64MiB", f"--ssd-dir={ssd}"],
+            f"another kvstored (pid {daemon.pid}) holds",
+        ),
+        ([f"--socket={long}"], "at most 107 bytes"),
+    ):
+        checked, started = start_another(*arguments, "--check"), start_another(*arguments)
+        assert (checked.returncode, started.returncode) == (1, 1)
+        assert text in checked.stdout
+        assert text in started.stderr
+    with Client(daemon.socket, ClientOptions(strict=True, buffer_bytes=0)) as client:
+        assert client.grant_lease("still there", 1000)
+
+
 def test_a_file_that_is_no_socket_is_not_replaced(tmp_path):
     path = tmp_path / "precious"
     path.write_text("not ours")

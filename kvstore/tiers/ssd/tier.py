@@ -97,7 +97,7 @@ class SsdTier:
             core.table.blocks, live, core.clock.now() - begin, found.cut_bytes, found.quarantined,
             found.orphans_removed, core.config.recovery,
         )  # fmt: skip
-        log.info("recovered %s", self._report)
+        log.debug("recovered %s", self._report)
         self._housekeeper.start()
         yield from recovered_blocks(core, parents)
 
