@@ -21,6 +21,23 @@ from kvstore.wire.paths import default_socket, grpc_socket
 _LOOPBACK: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+)")
 _METRICS: Final = re.compile(r"(?:([^\s:\[\]/]+|\[[0-9a-fA-F:]+\])?:)?(\d{1,5})")
 _PORT_MAX: Final = 65_535
+_WORDS: Final = {
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "a text in quotes",
+}
+"""What pydantic's kinds of errors say here."""
+
 _SIZES: Final = ("device", "host", "ssd", "ssd_free_floor", "ssd_segment", "buffer_max", "buffers_max")
 
 
@@ -42,7 +59,9 @@ def rough_size(nbytes: int) -> str:
 
 def parse_mode(value: object) -> int:
     """Permission bits of "600" or 0o600. ValueError if they are none."""
-    mode = int(value, 8) if isinstance(value, str) else value
+    mode = value
+    if isinstance(value, str):
+        mode = int(value, 8) if re.fullmatch("(0o)?[0-7]{1,4}", value) else None
     if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777:
         raise ValueError("octal text such as '600'")
     return mode
@@ -207,8 +226,13 @@ def _as_invalid(error: ValidationError) -> InvalidArgument:
     field = ".".join(str(part) for part in first["loc"]) or "config"
     if first["type"] == "extra_forbidden":
         known = ", ".join(Config.model_fields)
-        return InvalidArgument(field, repr(first["input"]), f"no such key; the keys are {known}")
-    return InvalidArgument(field, repr(first["input"])[:200], str(first["msg"]).removeprefix("Value error, "))
+        return InvalidArgument(field, "no key", f"one of {known}")
+    context = first.get("ctx", {})
+    if first["type"] == "string_pattern_mismatch":
+        choices = str(context["pattern"]).strip("^()$").replace("|", ", ")
+        return InvalidArgument(field, repr(first["input"])[:200], f"one of {choices}")
+    words = _WORDS.get(first["type"], str(first["msg"]).removeprefix("Value error, "))
+    return InvalidArgument(field, repr(first["input"])[:200], words.format(**context))
 
 
 def describe(name: str) -> str:

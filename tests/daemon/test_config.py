@@ -68,6 +68,24 @@ def test_a_wrong_key_is_named(values, field):
     assert caught.value.expected
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"high_watermark": 2.0}, "high_watermark is 2.0; expected at most 1.0"),
+        ({"sessions_max": 0}, "sessions_max is 0; expected at least 1"),
+        ({"sessions_max": "x"}, "sessions_max is 'x'; expected a whole number"),
+        ({"grpc": "x"}, "grpc is 'x'; expected true or false"),
+        ({"socket_mode": "999"}, "socket_mode is '999'; expected octal text such as '600'"),
+        ({"log_level": "loud"}, "log_level is 'loud'; expected one of debug, info, warning, error"),
+        ({"hots": "1 GiB"}, "hots is no key; expected one of socket, "),
+    ],
+)
+def test_a_wrong_value_is_told_in_words_of_the_configuration(values, words):
+    with pytest.raises(InvalidArgument) as caught:
+        load(None, values)
+    assert str(caught.value).startswith(words)
+
+
 def test_flags_override_the_file(tmp_path):
     file = tmp_path / "kvstored.toml"
     file.write_text('device = "8 MiB"\nhost = "32 MiB"\n')
