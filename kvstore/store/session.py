@@ -215,6 +215,11 @@ class Session:
         """See ``Cache.release``."""
         return self._verbs.tenancy.release(self._owner, lease_id, namespace_id, keys)
 
+    def begin_release(self, lease_id: LeaseId) -> int | Callable[[], int]:
+        """``release`` of a whole lease, which is over at once. What it held is given back in one locked section, or,
+        where that is too much for one, by the function that is returned. Call that once."""
+        return self._verbs.tenancy.begin_release(self._owner, lease_id)
+
     @contextmanager
     def pins(self, name: str) -> Iterator[LeaseId]:
         """A lease for what the daemon itself reads on the session's behalf: it has no clock.

@@ -252,15 +252,24 @@ class Tenancy:
         validate.check_keys(keys)
         if keys and namespace_id is None:
             raise InvalidArgument("namespace_id", "empty", "the namespace of the keys")
+        if namespace_id is not None:
+            with self._state.locked():
+                return self._release_keys(self.lease(owner, lease_id), owner.namespace(namespace_id), keys)
+        released = self.begin_release(owner, lease_id)
+        return released if isinstance(released, int) else released()
+
+    def begin_release(self, owner: Owner, lease_id: LeaseId) -> int | Callable[[], int]:
+        """See ``Session.begin_release``."""
         with self._state.locked():
-            lease = self.lease(owner, lease_id)
-            if namespace_id is not None:
-                return self._release_keys(lease, owner.namespace(namespace_id), keys)
-            released = self.end_lease(lease)
-            done = self.give_back()
-        if not done:
+            released = self.end_lease(self.lease(owner, lease_id))
+            if self.give_back():
+                return released
+
+        def rest() -> int:
             self.give_back_all()
-        return released
+            return released
+
+        return rest
 
     def lease(self, owner: Owner, lease_id: LeaseId) -> Lease:
         """The session's live lease; raises Unauthenticated or UnknownLease. Called with the lock held."""

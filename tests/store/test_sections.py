@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvstore.cache import CommitEntry
+from kvstore.core.errors import UnknownLease
 from kvstore.core.keys import parents_of
 from kvstore.core.types import Durability, Outcome, Target, Tier
 from kvstore.store.state import SECTION
@@ -100,6 +101,22 @@ def test_remove_pin_and_the_end_of_a_lease_of_many_blocks(world, sections, keys)
     assert world.cache.remove(world.namespace_id, keys) == (Outcome.HIT,) * BLOCKS
     assert max(sections.calls) <= CALLS_MAX
     assert world.cache.match(world.namespace_id, keys).matched == 0
+
+
+def test_the_release_of_a_large_lease_is_over_at_once_and_its_rest_is_called_elsewhere(world, sections, keys):
+    world.cache.commit(world.namespace_id, reserved(world, keys))
+    small, large = (world.cache.grant_lease(name, 60_000) for name in ("small", "large"))
+    for lease, some in ((small, keys[:10]), (large, keys)):
+        world.cache.fetch(world.namespace_id, some, Target.HOST, lease_id=lease)
+    assert world.cache.begin_release(small) == 10
+    sections.clear()
+    rest = world.cache.begin_release(large)
+    assert len(sections.unpinned) == 2  # with that of ``clear``
+    with pytest.raises(UnknownLease):
+        world.cache.renew_lease(large)
+    assert rest() == BLOCKS
+    assert max(sections.unpinned) <= SECTION_THINGS
+    assert world.store.status().counters["copies_pinned"] == 0
 
 
 @pytest.mark.parametrize("how", ["expiry", "close"])

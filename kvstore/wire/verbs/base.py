@@ -44,6 +44,9 @@ class Served(Cache, Protocol):
     ) -> FetchResult | Callable[[], FetchResult]:
         """``fetch`` up to where it would wait: the result, or what waits for it."""
 
+    def begin_release(self, lease_id: LeaseId) -> int | Callable[[], int]:
+        """``release`` of a whole lease up to where it takes long: the result, or what does the rest and returns it."""
+
     def flush_report(self, timeout_ms: int = ..., stop: Callable[[], bool] = ...) -> Any:
         """``flush``, saying blocks and bytes."""
 

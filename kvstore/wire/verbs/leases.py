@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import LeaseId
 from kvstore.v1 import leases_pb2
 from kvstore.wire import messages
-from kvstore.wire.verbs.base import Asked, Verb
+from kvstore.wire.verbs.base import Asked, Runs, Verb
 from kvstore.wire.verbs.checks import lease_of, name_of
 
 
@@ -69,14 +70,20 @@ HOLD: Final = Verb(
 )
 
 
-def _release(call: Asked, request: leases_pb2.ReleaseLeaseRequest) -> leases_pb2.ReleaseLeaseResponse:
+def _release(
+    call: Asked, request: leases_pb2.ReleaseLeaseRequest
+) -> leases_pb2.ReleaseLeaseResponse | Callable[[], leases_pb2.ReleaseLeaseResponse]:
     lease, packed = lease_of(request.lease_id), request.keys
     if packed:
         namespace, keys = messages.target_of(request.namespace_id, packed)
         return leases_pb2.ReleaseLeaseResponse(released=call.session.release(lease, namespace, keys))
     if request.namespace_id:
         raise InvalidArgument("keys", "empty", "the keys to release; or no namespace_id, to end the whole lease")
-    return leases_pb2.ReleaseLeaseResponse(released=call.session.release(lease))
+    released = call.session.begin_release(lease)
+    if isinstance(released, int):
+        return leases_pb2.ReleaseLeaseResponse(released=released)
+    # It held very much: the rest is given back where nobody waits for it but the caller.
+    return lambda: leases_pb2.ReleaseLeaseResponse(released=released())
 
 
 RELEASE: Final[Verb[int]] = Verb(
@@ -84,6 +91,7 @@ RELEASE: Final[Verb[int]] = Verb(
     request=leases_pb2.ReleaseLeaseRequest,
     reply=leases_pb2.ReleaseLeaseResponse,
     serve=_release,
+    waits=Runs.WORK,
     pack=lambda ids, lease_id, namespace_id, keys: leases_pb2.ReleaseLeaseRequest(
         lease_id=ids.lease(lease_id), namespace_id=namespace_id or b"", keys=b"".join(keys)
     ),
