@@ -49,9 +49,11 @@ def run_store(socket: str, effort: Effort) -> list[Row]:
         ]
 
 
-def fill(client: Client, name: str, blocks: int, block_bytes: int) -> tuple[NamespaceId, Chain]:
-    """Store a chain of noise. Raises Unavailable if the daemon kept less than all of it."""
+def fill(client: Client, name: str, blocks: int, block_bytes: int, *also: Client) -> tuple[NamespaceId, Chain]:
+    """Store a chain of noise, in a namespace that ``also`` others open. Raises Unavailable if not all of it is kept."""
     spec = opaque_spec(name, block_bytes=block_bytes)
+    for other in also:
+        other.open_namespace(spec)
     namespace = client.open_namespace(spec, policy=POLICY).namespace_id
     chain = Chain.fresh(spec, blocks)
     payloads = [noise(block_bytes, seed) for seed in range(16)]
@@ -182,10 +184,6 @@ def _calls(client: Client, effort: Effort) -> list[Row]:
 
 
 def _matches(client: Client, socket: str, effort: Effort) -> list[Row]:
-    namespace, chain = fill(client, "match", MATCH_KEYS, 4096)
-    # Held, since a match renews nothing: what the neighbour stores would push these blocks out.
-    lease = client.grant_lease("kvbench matches", 600_000)
-    client.hold(lease, namespace, chain.keys)
     options = ClientOptions(name="kvbench grpc", strict=True, buffer_bytes=0, device=False, control=Control.GRPC)
 
     def match(by: Client, keys: Sequence[BlockKey]) -> None:
@@ -193,7 +191,10 @@ def _matches(client: Client, socket: str, effort: Effort) -> list[Row]:
             raise Unavailable("blocks were dropped while they were matched: run kvbench on a daemon of its own")
 
     with Client(socket, options) as grpc, echo(MATCH_KEYS + 8) as call, neighbour(socket):
-        grpc.open_namespace(opaque_spec("other"))
+        namespace, chain = fill(client, "match", MATCH_KEYS, 4096, grpc)
+        # Held, since a match renews nothing: what the neighbour stores would push these blocks out.
+        lease = client.grant_lease("kvbench matches", 600_000)
+        client.hold(lease, namespace, chain.keys)
         request = bytes(MATCH_KEYS * 32 + 40)
         seconds = take_turns(
             {
@@ -205,7 +206,7 @@ def _matches(client: Client, socket: str, effort: Effort) -> list[Row]:
             effort.calls,
             warm_up=50,
         )
-    client.release(lease)
+        client.release(lease)
     rows = []
     for path, base, base_name, target in (
         ("local", "echo", "echo of the same size, raw socket", "p99 < 1 ms"),
