@@ -18,7 +18,7 @@ from kvstore.rpc.listener import check_socket_path, lock_file
 from kvstore.tiers.device_probe import DeviceChoice, choose_device
 from kvstore.tiers.host import locked_memory_hint
 from kvstore.tiers.memfd import HUGE_PAGE, SHMEM_ENABLED
-from kvstore.tiers.ssd.tier import LOCK_NAME
+from kvstore.tiers.ssd.format import LOCK_NAME
 
 DESCRIPTORS_BESIDE: Final = 1024
 """For gRPC's connections (512 calls), segments, journal, sockets, log."""

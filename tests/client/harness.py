@@ -11,15 +11,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from kvstore.client import PutBlocks
+from kvstore.client import Client, PutBlocks
 from kvstore.core.keys import chain_keys, parents_of
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import BlockKey, NamespaceId
 from kvstore.daemon.config import Config
 from kvstore.daemon.daemon import Daemon
+from kvstore.v1 import admin_pb2
 
 READY_SECONDS = 30
 TOKENS = 16
@@ -177,3 +179,14 @@ def leftovers() -> set[str]:
     for folder in ("/dev/shm", "/tmp"):
         found |= {f"{folder}/{name}" for name in os.listdir(folder) if "kvstore" in name.lower()}
     return found
+
+
+def ask(client: Client, name: str, kind: Any) -> Any:
+    """The answer of an admin call that has no arguments."""
+    return kind.FromString(client.connection()[0].call(f"kvstore.v1.Admin/{name}", b"", 10.0))
+
+
+def rights(client: Client) -> tuple[int, int]:
+    """What is held by anybody: pinned copies and reservations."""
+    status = ask(client, "Status", admin_pb2.StatusResponse)
+    return status.counters["copies_pinned"], status.reservations

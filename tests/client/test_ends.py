@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 
 import pytest
@@ -12,39 +11,9 @@ from kvstore.client import Client, ClientOptions
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import Area, Outcome, Target
 from kvstore.v1 import admin_pb2
-from tests.client.harness import DaemonProcess, blocks_of, chain, payload, small_spec, until
+from tests.client.harness import ask, blocks_of, chain, payload, until
 
 HIT, MISS = Outcome.HIT, Outcome.MISS
-_salts = itertools.count()
-
-
-@pytest.fixture
-def spec():
-    return small_spec(salt=f"rights {next(_salts)}".encode())
-
-
-@pytest.fixture
-def watcher(daemon):
-    with Client(daemon.socket, ClientOptions(strict=True, buffer_bytes=0, name="watcher")) as client:
-        yield client
-
-
-@pytest.fixture
-def ssd_daemon(tmp_path):
-    process = DaemonProcess(tmp_path, "--ssd=64MiB", f"--ssd-dir={tmp_path / 'ssd'}")
-    process.start()
-    yield process
-    process.stop()
-
-
-def ask(client, name, kind):
-    return kind.FromString(client.connection()[0].call(f"kvstore.v1.Admin/{name}", b"", 10.0))
-
-
-def rights(client):
-    """What is held by anybody: pinned copies and reservations."""
-    status = ask(client, "Status", admin_pb2.StatusResponse)
-    return status.counters["copies_pinned"], status.reservations
 
 
 # ------------------------------------------------------------ jobs end

@@ -90,6 +90,7 @@ from kvstore.kernels.layout import align_up
 from kvstore.tiers.lossless import CODED_SLICE_BYTES_MAX, PLANES
 
 VERSION: Final = 1
+LOCK_NAME: Final = "LOCK"
 PAGE_BYTES: Final = 4096
 SEGMENT_HEAD_BYTES: Final = PAGE_BYTES
 EXTENT_BLOCKS_MAX: Final = 65535

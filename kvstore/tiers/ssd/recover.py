@@ -18,7 +18,7 @@ from kvstore.tiers.ssd.commit import Committer, Journal, create_journal
 from kvstore.tiers.ssd.core import Core, log
 from kvstore.tiers.ssd.files import read_file, remove_file
 from kvstore.tiers.ssd.findings import Findings
-from kvstore.tiers.ssd.format import file_number, segment_name
+from kvstore.tiers.ssd.format import LOCK_NAME, file_number, segment_name
 from kvstore.tiers.ssd.journal import SECTOR_BYTES, Record, check_file_head, read_frame
 from kvstore.tiers.ssd.quarantine import Quarantine
 from kvstore.tiers.ssd.replay import Replay, drop_extents
@@ -97,12 +97,12 @@ class Recovery:
 
     def _list_files(self) -> list[str]:
         core = self._core
-        names = [name for name in core.port.listdir("") if name not in ("quarantine", "LOCK")]
+        names = [name for name in core.port.listdir("") if name not in ("quarantine", LOCK_NAME)]
         for name in names:
             if name.endswith(".tmp"):
                 remove_file(core, name)
         core.ledger.set_file("", core.port.stat("").allocated)
-        core.ledger.set_file("LOCK", core.port.stat("LOCK").allocated)
+        core.ledger.set_file(LOCK_NAME, core.port.stat(LOCK_NAME).allocated)
         kept = [name for name in names if not name.endswith(".tmp")]
         for name in kept:
             if file_number(name, "segment") is None:

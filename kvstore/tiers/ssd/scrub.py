@@ -16,7 +16,7 @@ from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.core import Core, Segment
 from kvstore.tiers.ssd.files import read_file
 from kvstore.tiers.ssd.findings import Findings
-from kvstore.tiers.ssd.format import SEGMENT_HEAD_BYTES, check_segment_head, segment_name
+from kvstore.tiers.ssd.format import LOCK_NAME, SEGMENT_HEAD_BYTES, check_segment_head, segment_name
 from kvstore.tiers.ssd.journal import SECTOR_BYTES, check_file_head
 from kvstore.tiers.ssd.port import DiskPort, read_full
 from kvstore.tiers.ssd.reader import Reader
@@ -81,7 +81,7 @@ class Scrub:
         names = self._port.listdir("")
         if not any(name.startswith(("segment-", "journal-", "checkpoint-")) for name in names):
             raise TierUnavailable(f"{self._port.directory} holds no SSD tier")
-        held = self._port.lock("LOCK")
+        held = self._port.lock(LOCK_NAME)
         try:
             yield names
         finally:

@@ -27,6 +27,7 @@ from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.core import Core, log
 from kvstore.tiers.ssd.findings import Findings
+from kvstore.tiers.ssd.format import LOCK_NAME
 from kvstore.tiers.ssd.housekeeping import Housekeeper
 from kvstore.tiers.ssd.journal import pack_drops
 from kvstore.tiers.ssd.listing import missing_parents, recovered_blocks
@@ -40,7 +41,6 @@ from kvstore.tiers.ssd.usage import measure_usage, refresh_ledger
 from kvstore.tiers.ssd.watch import watched
 from kvstore.tiers.ssd.writer import Writer
 
-LOCK_NAME: Final = "LOCK"
 DROP_MAX: Final = 512
 """Blocks dropped in one section under the lock."""
 
