@@ -49,6 +49,7 @@ check: $(STAMP) ## Lint, format, types, and that the generated code is current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m kvstore.tools.protogen --check
 	$(BIN)/python -m kvstore.tools.twins --check
 

@@ -17,8 +17,8 @@ from kvstore.daemon.config import Config
 from kvstore.daemon.memory import memory_room
 from kvstore.rpc.arenas import ArenaExport
 from kvstore.store.config import StoreConfig, Watermarks
-from kvstore.store.get import JobDone
 from kvstore.store.store import Store
+from kvstore.store.verbs.get import JobDone
 from kvstore.tiers.device import MemfdDeviceArena
 from kvstore.tiers.device_probe import DeviceChoice, choose_device
 from kvstore.tiers.host import HostArena, MemfdArena, Pin

@@ -14,8 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.sizes import parse_size
-from kvstore.store.eviction import policies
-from kvstore.store.policies import DEFAULT
+from kvstore.store.eviction.contract import policies
+from kvstore.store.eviction.policies import DEFAULT
 from kvstore.wire.paths import default_socket, grpc_socket
 
 _LOOPBACK: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+)")

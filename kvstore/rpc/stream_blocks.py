@@ -21,9 +21,9 @@ from kvstore.core.types import (
     Target,
     Tier,
 )  # fmt: skip
-from kvstore.store.namespaces import Namespace
 from kvstore.store.session import Session
 from kvstore.store.store import Store
+from kvstore.store.tables.namespaces import Namespace
 from kvstore.tiers.lossless import planes_of
 from kvstore.v1 import cache_pb2
 from kvstore.wire import messages as convert

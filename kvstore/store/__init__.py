@@ -2,14 +2,15 @@
 
 Bookkeeping is apart from bytes: one lock guards the tables, and is never held across a copy, a sync or an
 await. This room knows tiers through their contract; callers are sessions, which own their rights. It must not know
-protobuf, grpc or sockets. Read ``session.py`` first, then ``state.py`` and ``lifecycle.py``. Three kinds of files:
+protobuf, grpc or sockets. Read ``session.py`` first, then ``tables/state.py``. Its rooms, each of which may import
+those above it only:
 
-- *Tables*, what is known, changed with the lock held only: ``state`` (the lock, and what it guards), ``book``
-  and ``index`` (copies), ``owners`` (sessions and their rights), ``namespaces``, ``history``, ``lru`` and ``policies``
-  (what leaves first), ``uses``, ``occupants``.
-- *Moves*, how a copy gets from tier to tier, the lock held for claims and publishing only: ``space``, ``choice`` (room,
-  and who has to go), ``movement`` (claims), ``promote`` (towards hot), ``persist`` and ``durable`` (to storage),
-  ``loading`` (jobs), ``queues`` and ``movers`` (what waits, and the threads that do it), ``recovery``.
-- *Verbs*, what a caller asks for: ``put`` and ``commit``, ``get`` and ``pinning``, ``tenancy`` (sessions and leases),
-  ``opening``, ``removal``, ``maintenance``, ``admin``. A verb of many blocks works in sections (``state.parts``).
+- ``columns``: the index, a slot a block and an array a field; the life of a copy.
+- ``eviction``: what leaves a tier first, a contract with policies by name.
+- ``tables``: what is known (blocks, namespaces, sessions and their rights, events) and the lock; changed with it held.
+- ``moves``: how a copy gets from tier to tier or leaves, the lock held for claims and publishing only; the threads.
+- ``verbs``: what a caller asks for, one file a verb. A verb of many blocks works in sections (``State.parts``).
+
+Beside them lie ``store.py`` (built from the rooms), ``session.py`` (the owner of rights that callers hold) and
+``recovery.py`` (the warm start).
 """

@@ -19,10 +19,10 @@ import numpy as np
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import ROOT_PARENT, Codec, NamespaceId, Reason, Tier
-from kvstore.store.book import Book
-from kvstore.store.index import DEPTH_MAX, NONE, UNKNOWN, BlockIndex
-from kvstore.store.namespaces import Namespace
-from kvstore.store.state import State
+from kvstore.store.columns.index import DEPTH_MAX, NONE, UNKNOWN, BlockIndex
+from kvstore.store.tables.book import Book
+from kvstore.store.tables.namespaces import Namespace
+from kvstore.store.tables.state import State
 from kvstore.tiers.base import DiskTier, RecoveredBlock
 
 log = logging.getLogger(__name__)

@@ -31,16 +31,16 @@ from kvstore.core.types import (
     Target,
     Tier,
 )  # fmt: skip
-from kvstore.store import validate
-from kvstore.store.get import Get
-from kvstore.store.maintenance import Maintenance
-from kvstore.store.namespaces import Namespace
-from kvstore.store.opening import Opening
-from kvstore.store.owners import Owner
-from kvstore.store.put import Put
-from kvstore.store.removal import Removal
 from kvstore.store.report import FlushReport
-from kvstore.store.tenancy import Tenancy
+from kvstore.store.tables import validate
+from kvstore.store.tables.namespaces import Namespace
+from kvstore.store.tables.owners import Owner
+from kvstore.store.tables.tenancy import Tenancy
+from kvstore.store.verbs.get import Get
+from kvstore.store.verbs.maintenance import Maintenance
+from kvstore.store.verbs.opening import Opening
+from kvstore.store.verbs.put import Put
+from kvstore.store.verbs.removal import Removal
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,22 +19,16 @@ from kvstore.core.types import (
     Outcome,
     Tier,
 )  # fmt: skip
-from kvstore.store.admin import Admin
 from kvstore.store.config import StoreConfig
-from kvstore.store.durable import Durably
-from kvstore.store.get import Get, JobDone
-from kvstore.store.loading import Loading
-from kvstore.store.maintenance import Maintenance
-from kvstore.store.movement import Movement
-from kvstore.store.movers import Movers
-from kvstore.store.opening import Opening
-from kvstore.store.owners import Who
-from kvstore.store.persist import Persister
-from kvstore.store.promote import Promoter
-from kvstore.store.put import Put
-from kvstore.store.queues import Queues
+from kvstore.store.moves.durable import Durably
+from kvstore.store.moves.loading import Loading
+from kvstore.store.moves.move import Movement
+from kvstore.store.moves.persist import Persister
+from kvstore.store.moves.promote import Promoter
+from kvstore.store.moves.queues import Queues
+from kvstore.store.moves.space import Space
+from kvstore.store.moves.threads import Movers
 from kvstore.store.recovery import recover
-from kvstore.store.removal import Removal
 from kvstore.store.report import (
     BlockEvent,
     BlockPage,
@@ -49,9 +43,15 @@ from kvstore.store.report import (
     WhyReport,
 )  # fmt: skip
 from kvstore.store.session import Session, Verbs
-from kvstore.store.space import Space
-from kvstore.store.state import State
-from kvstore.store.tenancy import Tenancy
+from kvstore.store.tables.owners import Who
+from kvstore.store.tables.state import State
+from kvstore.store.tables.tenancy import Tenancy
+from kvstore.store.verbs.admin import Admin
+from kvstore.store.verbs.get import Get, JobDone
+from kvstore.store.verbs.maintenance import Maintenance
+from kvstore.store.verbs.opening import Opening
+from kvstore.store.verbs.put import Put
+from kvstore.store.verbs.removal import Removal
 from kvstore.tiers.base import Arena, CompactReport, DeviceArena, DiskTier, DiskUsage, QuarantineEntry
 
 EVENTS_LOOKED_AT: Final = 1024

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from kvstore.core.types import TIERS_MAX, Area, BlockKey, Tier
-from kvstore.store.book import Book, copy_number
-from kvstore.store.index import NONE
-from kvstore.store.lru import LruList
-from kvstore.store.state import State
+from kvstore.store.columns.index import NONE
+from kvstore.store.eviction.lru import LruList
 from kvstore.store.store import Store
+from kvstore.store.tables.book import Book, copy_number
+from kvstore.store.tables.state import State
 from kvstore.tiers.arena import PAGE
 
 

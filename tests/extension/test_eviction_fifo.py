@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.core.types import Target, Tier
 from kvstore.store.config import StoreConfig, Watermarks
-from kvstore.store.eviction import register
+from kvstore.store.eviction.contract import register
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import World

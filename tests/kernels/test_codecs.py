@@ -9,7 +9,7 @@ from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Codec, Tier
 from kvstore.kernels import codecs
 from kvstore.kernels.codecs import CodecRow
-from kvstore.store.namespaces import Namespace
+from kvstore.store.tables.namespaces import Namespace
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import World

@@ -33,7 +33,7 @@ from kvstore.rpc.listener import SocketLock, bind_unix, check_socket_path
 from kvstore.rpc.pool import BoundedPool
 from kvstore.rpc.session_server import SessionServer, SocketOptions
 from kvstore.rpc.table import METHODS
-from kvstore.store import buffers
+from kvstore.store.tables import buffers
 from kvstore.testing.world import World
 from kvstore.v1 import admin_pb2, leases_pb2, session_pb2
 from kvstore.wire.framing import PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame

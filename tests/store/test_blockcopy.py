@@ -8,9 +8,9 @@ import pytest
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Codec
 from kvstore.kernels import native
-from kvstore.store import copies
-from kvstore.store.blockcopy import RawBlock, store_raw
-from kvstore.store.namespaces import Namespace
+from kvstore.store.moves import copies
+from kvstore.store.moves.raw_copies import RawBlock, store_raw
+from kvstore.store.tables.namespaces import Namespace
 
 
 def namespace_of(slice_bytes):

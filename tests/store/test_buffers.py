@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvstore.core.errors import ResourceExhausted
-from kvstore.store import buffers
-from kvstore.store.buffers import Buffers
+from kvstore.store.tables import buffers
+from kvstore.store.tables.buffers import Buffers
 
 PAGE = 4096
 

@@ -10,9 +10,9 @@ from kvstore.core.errors import CorruptBlock
 from kvstore.core.namespace import BlockLayout, NamespacePolicy
 from kvstore.core.types import BlockKey, Codec
 from kvstore.kernels import native
-from kvstore.store import copies
-from kvstore.store.blockcopy import RawBlock, store_raw
-from kvstore.store.namespaces import Namespace
+from kvstore.store.moves import copies
+from kvstore.store.moves.raw_copies import RawBlock, store_raw
+from kvstore.store.tables.namespaces import Namespace
 from kvstore.testing.world import SPEC
 from kvstore.tiers.copying import PIECE, copy_with_crc
 

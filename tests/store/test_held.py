@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from kvstore.core.durations import Durations
-from kvstore.store import state as states
+from kvstore.store.tables import state as states
 from kvstore.testing.world import World
 
 

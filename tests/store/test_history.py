@@ -10,8 +10,8 @@ from kvstore.cache import CommitEntry
 from kvstore.core.keys import block_key
 from kvstore.core.types import Reason, Tier
 from kvstore.store.config import StoreConfig
-from kvstore.store.history import EventLog, trace
 from kvstore.store.report import BlockEvent, EventKind
+from kvstore.store.tables.history import EventLog, trace
 from kvstore.testing.world import SPEC
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from kvstore.core.types import Tier
-from kvstore.store.lifecycle import TRANSITIONS, Copy, CopyState, Event, IllegalTransition, after
+from kvstore.store.columns.lifecycle import TRANSITIONS, Copy, CopyState, Event, IllegalTransition, after
 
 LEGAL = """
 absent reserve reserved

@@ -8,11 +8,11 @@ import pytest
 
 from kvstore.core.clock import ManualClock
 from kvstore.core.types import Codec, Outcome, Reason, Target, Tier
-from kvstore.store.book import Book
-from kvstore.store.index import NONE, UNKNOWN, BlockIndex
-from kvstore.store.lifecycle import Copy, Event
-from kvstore.store.lru import LruList
-from kvstore.store.namespaces import NamespaceTable
+from kvstore.store.columns.index import NONE, UNKNOWN, BlockIndex
+from kvstore.store.columns.lifecycle import Copy, Event
+from kvstore.store.eviction.lru import LruList
+from kvstore.store.tables.book import Book
+from kvstore.store.tables.namespaces import NamespaceTable
 from kvstore.testing.world import SPEC
 
 DEVICE, HOST, SSD = (tier.bit for tier in (Tier.DEVICE, Tier.HOST, Tier.SSD))

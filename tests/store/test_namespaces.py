@@ -15,7 +15,7 @@ from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExha
 from kvstore.core.types import ROOT_PARENT, BlockKey, Durability, Outcome, Reason, Target, Tier
 from kvstore.store.config import StoreConfig
 from kvstore.store.embedded import build_store
-from kvstore.store.namespaces import NamespaceTable
+from kvstore.store.tables.namespaces import NamespaceTable
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import SPEC, World

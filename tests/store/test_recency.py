@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.core.types import Target, Tier
 from kvstore.store.config import StoreConfig, Watermarks
-from kvstore.store.recency import PERIOD_SECONDS
+from kvstore.store.moves.recency import PERIOD_SECONDS
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import STORED

@@ -11,7 +11,7 @@ from kvstore.cache import CommitEntry
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import ROOT_PARENT, BlockKey, Durability, Outcome, Target, Tier
 from kvstore.store.config import StoreConfig, Watermarks
-from kvstore.store.space import Space
+from kvstore.store.moves.space import Space
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import SPEC, STORED

@@ -11,8 +11,8 @@ from kvstore.cache import CommitEntry
 from kvstore.core.errors import UnknownLease
 from kvstore.core.keys import parents_of
 from kvstore.core.types import Durability, Outcome, Target, Tier
-from kvstore.store.state import SECTION
-from kvstore.store.tenancy import SECTION_THINGS
+from kvstore.store.tables.state import SECTION
+from kvstore.store.tables.tenancy import SECTION_THINGS
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 

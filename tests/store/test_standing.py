@@ -8,7 +8,7 @@ from kvstore.cache import CommitEntry
 from kvstore.core.errors import InvalidArgument, UnknownReservation
 from kvstore.core.keys import parents_of
 from kvstore.core.types import Area, Outcome, Reason, Tier
-from kvstore.store.commit import Commit
+from kvstore.store.verbs.commit import Commit
 from kvstore.testing.invariants import violations
 
 

@@ -7,7 +7,7 @@ import pytest
 from kvstore.core.clock import ManualClock
 from kvstore.core.errors import TierFull
 from kvstore.core.types import Tier
-from kvstore.store.vain import FIRST_S, LAST_S, Vain
+from kvstore.store.moves.vain import FIRST_S, LAST_S, Vain
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import World
 

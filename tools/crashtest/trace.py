@@ -1,6 +1,6 @@
 """What a killed daemon had told of its copies: every one that came to a tier or left it, and why.
 
-At level debug the store names each copy in its log (``kvstore.store.history.trace``) while it holds its lock, so before
+At level debug the store names each copy in its log (logger ``kvstore.store.trace``) while it holds its lock, so before
 it answers anybody and before the drop of a copy can reach the disk. What a process has written to a file outlives its
 kill. So the log is exact: a block that is gone from SSD without a line that says so was lost. Positions in the
 log order what the daemon did against what its clients saw.

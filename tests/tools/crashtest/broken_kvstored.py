@@ -7,7 +7,7 @@ import sys
 
 from kvstore.daemon.main import main
 from kvstore.store import recovery
-from kvstore.store.durable import Durably
+from kvstore.store.moves.durable import Durably
 from kvstore.tiers.ssd.commit import Committer
 
 NTH = 25

@@ -196,7 +196,7 @@ def test_an_orderly_end_makes_durable_what_was_in_memory(torture, monkeypatch, o
     torture.daemon.stop, torture.daemon.kill = (lambda: ends.append("stop")), (lambda: ends.append("kill"))
     torture.known.soft[KEY] = 7
     with torture.trace.path.open("a") as log:
-        log.write(f"2026-01-01 00:00:00,000 WARNING kvstore.store.maintenance: {told}\n")
+        log.write(f"2026-01-01 00:00:00,000 WARNING kvstore.store.verbs.maintenance: {told}\n")
     torture._end([])
     assert ends == ["stop" if orderly else "kill"]
     assert torture.known.durable == ({KEY: 7} if expected else {})

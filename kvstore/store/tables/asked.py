@@ -1,0 +1,41 @@
+"""What was asked for and what came of it, as counters: found by tier, missed by reason. Lock held in all of these.
+
+Counted once a call and not once a key: a run that is found whole takes one pass over its residency column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kvstore.cache import FetchResult
+from kvstore.core.types import Outcome, Reason, Tier
+from kvstore.store.tables.book import Book
+from kvstore.store.tables.history import Counters
+
+_FOUND: Final = ("", *(f"fetch_found_{Tier((bits & -bits).bit_length()).name.lower()}" for bits in range(1, 256)))
+"""Counters by residency: making the name anew takes eight calls a fetch."""
+
+
+def count_match(counters: Counters, asked: int, found: int, reason: Reason) -> None:
+    """A match: the keys behind the first that is missing count as missed for the same reason."""
+    counters.count("match_found", found)
+    if found < asked:
+        counters.count(f"match_missed_{reason.name.lower()}", asked - found)
+
+
+def count_found(book: Book, slots: Sequence[int]) -> None:
+    """Keys of a fetch that are resident, each under the hottest tier that it lay on when it was asked for."""
+    column, counters = list(map(book.index.residency.__getitem__, slots)), book.counters
+    for bits in set(column):
+        counters[_FOUND[bits]] += column.count(bits)
+
+
+def count_refused(counters: Counters, result: FetchResult, positions: Iterable[int]) -> None:
+    """Of these keys of a fetch, those whose answer is final and no HIT."""
+    for position in positions:
+        outcome = result.outcomes[position]
+        if outcome is Outcome.MISS:
+            counters.count(f"fetch_missed_{result.reasons[position].name.lower()}")
+        elif outcome is Outcome.BUSY:
+            counters.count("fetch_busy")
