@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec, canonical_json
+
+SCHEDULES: Final = ("priority", "fcfs", "shortest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,9 @@ class EngineConfig:
     ``wait_ms``         longest sleep on a job of the cache when no request can run
     ``device``          "cpu", "cuda", or "auto": a GPU if the cache's DEVICE is on one, else the CPU. "cuda" without a
                         cache is torch's current GPU. **No GPU has been tried yet**
+    ``schedule``        who goes first: "priority" (the higher one, then who came first), "fcfs" (who came first,
+                        whatever its priority), or "shortest" (as priority, but of equal ones that with the fewest
+                        tokens, its longest answer included: long ones wait for as long as short ones come)
     ``policy``          how the namespace is kept; None leaves the choice to the cache
     ``kv_dtype``        what raw K and V are kept in, such as "float16" for a model that computes in float32; None takes
                         the dtype of the model's spec, in which it computes
@@ -42,6 +48,7 @@ class EngineConfig:
     retry_s: tuple[float, float] = (0.1, 5.0)
     wait_ms: int = 20
     device: str = "auto"
+    schedule: str = "priority"
     policy: NamespacePolicy | None = None
     kv_dtype: str | None = None
     codec: str | None = None
@@ -60,6 +67,8 @@ class EngineConfig:
                 raise InvalidArgument(f"config.{name}", getattr(self, name), "0 or more")
         if self.device not in ("auto", "cpu", "cuda"):
             raise InvalidArgument("config.device", repr(self.device), "auto, cpu or cuda")
+        if self.schedule not in SCHEDULES:
+            raise InvalidArgument("config.schedule", repr(self.schedule), f"one of {', '.join(SCHEDULES)}")
         # A wrong device_codec is refused here, and not when the namespace is opened.
         _ = self.policy_asked
         if not 0 <= self.retry_s[0] <= self.retry_s[1]:
@@ -73,6 +82,10 @@ class EngineConfig:
         # A computation in another dtype gives other bits, even where K and V are rounded to the same one.
         extra = canonical_json({**json.loads(spec.extra or "{}"), "compute_dtype": spec.dtype})
         return replace(kept, dtype=self.kv_dtype, extra=extra)
+
+    def place_of(self, priority: int, tokens: int) -> tuple[int, int]:
+        """Priority and length by which a request of so many tokens, its longest answer included, is ranked."""
+        return 0 if self.schedule == "fcfs" else priority, tokens if self.schedule == "shortest" else 0
 
     @property
     def open_tokens(self) -> int:

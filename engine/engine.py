@@ -26,7 +26,7 @@ from kvstore.engine.counters import Counters
 from kvstore.engine.link import CacheLink, LinkLost
 from kvstore.engine.manager import BlockManager
 from kvstore.engine.model import ModelRunner
-from kvstore.engine.sampling import Draw, Sampler, SamplingParams
+from kvstore.engine.sampling import Draw, Sampler, SamplingParams, TokenLogprobs
 from kvstore.engine.scheduler import Scheduler, Share
 from kvstore.engine.sequence import FinishReason, RequestId, Sequence
 from kvstore.engine.step import build_step
@@ -47,6 +47,7 @@ class TokenOutput:
     text: str = ""
     reason: FinishReason | None = None
     cached_tokens: dict[str, int] = field(default_factory=dict)
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,24 @@ class Engine:
         stream = TextStream(self._model.text, params.stop) if self._model.text is not None else None
         request_id, self._next_id = RequestId(self._next_id), self._next_id + 1
         draw = draw or Sampler(params)
-        self._scheduler.add(Sequence(request_id, tokens, len(tokens), params, draw, priority, stream))
+        place = self._config.place_of(priority, len(tokens) + params.tokens_max)
+        self._scheduler.add(Sequence(request_id, tokens, len(tokens), params, draw, *place, stream))
         return request_id
+
+    @property
+    def running(self) -> int:
+        """Requests that hold memory now."""
+        return self._scheduler.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to be let in."""
+        return len(self._scheduler) - self._scheduler.running
+
+    def prefilled(self, request_id: RequestId) -> tuple[int, int] | None:
+        """How many tokens of a request are computed, and how many are known; None once it has ended."""
+        sequence = self._scheduler.find(request_id)
+        return None if sequence is None else (sequence.computed, len(sequence.tokens))
 
     def abort(self, request_id: RequestId) -> bool:
         """End a request; its last output has reason ABORTED. False if it has ended already."""
@@ -226,8 +243,9 @@ class Engine:
             text += _rest(sequence)
             if sequence.stream is not None and sequence.stream.stopped:
                 reason = FinishReason.STOP
-        told = sequence.generated == 1 or reason is not None
-        return TokenOutput(sequence.request_id, token, text, reason, dict(sequence.cached_tokens) if told else {})
+        cached = dict(sequence.cached_tokens) if sequence.generated == 1 or reason is not None else {}
+        told = None if params.logprobs is None else TokenLogprobs.of(logits, token, params.logprobs)
+        return TokenOutput(sequence.request_id, token, text, reason, cached, told)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         try:

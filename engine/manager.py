@@ -24,7 +24,7 @@ from kvstore.engine.jobs import Jobs, MoveJob, PrefixJob, leading_hits
 from kvstore.engine.link import CacheLink
 from kvstore.engine.memory import PrivatePool
 from kvstore.engine.sealing import Sealing, first_within
-from kvstore.engine.sequence import Sequence
+from kvstore.engine.sequence import Sequence, SequenceState
 from kvstore.engine.staging import Staging
 
 MOVE_BLOCKS_MIN = 4
@@ -69,15 +69,17 @@ class BlockManager:
         Returns True when ``computed`` and ``table`` are settled, False while a job brings more (call again once
         ``poll`` has finished it).
         """
-        self._sequences.add(sequence)
+        if sequence not in self._sequences:
+            self._sequences.add(sequence)
+            self._stuck = False
         usable = (len(sequence.tokens) - 1) // self._tokens
-        table, self._stuck = sequence.table, False
+        table = sequence.table
         if len(table.keys) < usable:
             table.keys = chain_keys(self._link.namespace, sequence.tokens[: usable * self._tokens], self._tokens)
         while self._link.up and not sequence.prefix_settled and len(table.blocks) < usable:
             if not self._attach_more(sequence, table.keys[len(table.blocks) : usable]):
                 return False
-        sequence.prefix_settled = True
+        sequence.prefix_settled, self._stuck = True, False
         return True
 
     def poll(self, wait_ms: int = 0) -> None:
@@ -231,6 +233,8 @@ class BlockManager:
         if awaited is not None:
             sequence.job = awaited
             return False
+        if self._is_being_computed(sequence, keys[0]):
+            return False
         keys = self._unknown_run(keys)
         matched = self._link.call(lambda cache: cache.match(self._link.namespace, keys))
         found = keys[: matched.matched]
@@ -248,6 +252,22 @@ class BlockManager:
             return False
         self._settle(job, result, wanted=True)
         return True
+
+    def _is_being_computed(self, sequence: Sequence, key: BlockKey) -> bool:
+        """True if a running request of higher rank computes the block of ``key``, which is this one's next.
+
+        Never one of lower rank: it might wait for the memory that this one holds.
+        """
+        index = len(sequence.table.blocks)
+        end = (index + 1) * self._tokens
+        return any(
+            other.state is SequenceState.RUNNING
+            and other.rank < sequence.rank
+            and not other.table.private
+            and other.computed < end <= len(other.tokens) - self._open_tokens
+            and other.table.keys[index : index + 1] == [key]
+            for other in self._sequences
+        )
 
     def _adopt(self, sequence: Sequence, block: Block, source: str) -> None:
         block.users += 1

@@ -11,40 +11,27 @@ from typing import Protocol
 
 import torch
 
-from kvstore.core.errors import InvalidArgument
+from kvstore.engine.params import SamplingParams
+
+__all__ = ["Draw", "Sampler", "SamplingParams", "TokenLogprobs"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How an answer is drawn and where it ends.
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability of a drawn token, and of the most likely ones (token, logprob), likeliest first.
 
-    ``temperature`` 0 is greedy; then top_k, top_p and seed have no effect. ``top_k`` 0 and ``top_p`` 1 are off.
-    ``seed`` None draws a seed. The answer ends with ``tokens_max`` tokens, with an end token of the model (unless
-    ``ignore_eos``) or a token of ``stop_tokens``, or when its text holds one of ``stop``, which is cut off.
+    They are the model's own: before temperature, top-k and top-p.
     """
 
-    tokens_max: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_tokens: frozenset[int] = frozenset()
-    ignore_eos: bool = False
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
-    def __post_init__(self) -> None:
-        if self.tokens_max < 1:
-            raise InvalidArgument("sampling.tokens_max", self.tokens_max, "at least 1")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise InvalidArgument("sampling.temperature", self.temperature, "0 (greedy) or more")
-        if self.top_k < 0:
-            raise InvalidArgument("sampling.top_k", self.top_k, "0 (off) or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidArgument("sampling.top_p", self.top_p, "above 0, at most 1 (off)")
-        if any(not text for text in self.stop):
-            raise InvalidArgument("sampling.stop", "an empty string", "non-empty strings")
-        if self.seed is not None and not 0 <= self.seed < 1 << 64:
-            raise InvalidArgument("sampling.seed", self.seed, "0 to 2**64 - 1")
+    @classmethod
+    def of(cls, logits: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+        """From logits fp32 [vocabulary]."""
+        scores = torch.log_softmax(logits, dim=-1)
+        values, tokens = scores.topk(min(count, len(scores)))
+        return cls(float(scores[token]), tuple(zip(tokens.tolist(), values.tolist(), strict=True)))
 
 
 class Draw(Protocol):

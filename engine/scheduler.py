@@ -50,6 +50,11 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._admitted)
 
+    @property
+    def running(self) -> int:
+        """Requests that are admitted."""
+        return len(self._admitted)
+
     def __iter__(self) -> Iterator[Sequence]:
         return iter([*self._waiting, *self._admitted])
 
@@ -179,5 +184,5 @@ class Scheduler:
         self.add(sequence)
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
     return sequence.rank

@@ -45,7 +45,10 @@ class FinishReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request inside the engine. ``computed`` tokens have their K and V in ``table``; at least one has not."""
+    """A request inside the engine. ``computed`` tokens have their K and V in ``table``; at least one has not.
+
+    ``length`` is 0 unless short requests go before long ones.
+    """
 
     request_id: RequestId
     tokens: list[int]
@@ -53,6 +56,7 @@ class Sequence:
     params: SamplingParams
     sampler: Draw
     priority: int
+    length: int = 0
     stream: TextStream | None = None
     table: BlockTable = field(default_factory=BlockTable)
     computed: int = 0
@@ -85,6 +89,6 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Sorts by importance: higher priority first, then earlier arrival."""
-        return (-self.priority, self.request_id)
+    def rank(self) -> tuple[int, int, int]:
+        """Sorts by importance: higher priority first, then the shorter one where that counts, then earlier arrival."""
+        return (-self.priority, self.length, self.request_id)

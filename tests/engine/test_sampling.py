@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.engine.sampling import Sampler, SamplingParams
+from kvstore.engine.sampling import Sampler, SamplingParams, TokenLogprobs
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.0, -1.0])
 
@@ -79,3 +79,12 @@ def test_bad_values_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(InvalidArgument) as caught:
         SamplingParams(**{field: value})  # type: ignore[arg-type]
     assert caught.value.field == f"sampling.{field}"
+
+
+def test_logprobs_are_the_model_s_own_before_temperature() -> None:
+    expected = torch.log_softmax(LOGITS, dim=-1).tolist()
+    found = TokenLogprobs.of(LOGITS, 2, 2)
+    assert found.logprob == pytest.approx(expected[2])
+    assert [token for token, _ in found.top] == [1, 3]
+    assert [value for _, value in found.top] == pytest.approx([expected[1], expected[3]])
+    assert len(TokenLogprobs.of(LOGITS, 2, 20).top) == len(LOGITS)
