@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -217,8 +217,11 @@ class AsyncClient(AsyncCalls):
     async def _until(self, step: steps.Until) -> None:
         await step.link.wait_until(step.ready, step.timeout_s)
 
+    async def _pause(self, step: steps.Pause) -> None:
+        await asyncio.sleep(step.seconds)
+
     async def _upload(self, step: steps.Upload) -> bytes:
-        reply: bytes = await _streams(step.link).upload(step.method, _from_threads(step.messages), step.timeout_s)
+        reply: bytes = await _streams(step.link).upload(step.method, step.messages, step.timeout_s)
         return reply
 
     async def _download(self, step: steps.Download) -> None:
@@ -235,6 +238,7 @@ _CARRY_OUT: Final[dict[type, Callable[[AsyncClient, Any], Awaitable[Any]]]] = {
     steps.Wait: AsyncClient._wait,
     steps.Copy: AsyncClient._copy,
     steps.Until: AsyncClient._until,
+    steps.Pause: AsyncClient._pause,
     steps.Upload: AsyncClient._upload,
     steps.Download: AsyncClient._download,
 }
@@ -252,12 +256,6 @@ async def _in_thread(call: Callable[[], T]) -> T:
             except asyncio.CancelledError:
                 continue
         raise
-
-
-async def _from_threads(messages: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Messages that are made in threads, one after another: coding and checksums keep the loop for milliseconds."""
-    while (message := await _in_thread(lambda: next(messages, None))) is not None:
-        yield message
 
 
 def _streams(link: Any) -> Any:

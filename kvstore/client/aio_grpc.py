@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 import grpc
 
 from kvstore.client.aio_connection import AsyncSessionConnection
+from kvstore.client.aio_uploads import Uploads
 from kvstore.client.arenas import Arenas
-from kvstore.client.grpc_errors import CHANNEL_OPTIONS, CLOSE_SECONDS_MAX, domain_error, is_other_boot
+from kvstore.client.grpc_errors import (
+    CHANNEL_OPTIONS,
+    CLOSE_SECONDS_MAX,
+    WRITES_DEFAULT,
+    domain_error,
+    is_other_boot,
+    no_turn,
+)
 from kvstore.client.handshake import Welcome
 from kvstore.client.options import ClientOptions
+from kvstore.client.session_connection import CALLS_MAX
 from kvstore.client.steps import Late
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.v1 import session_pb2
@@ -39,7 +48,10 @@ class AsyncGrpcConnection:
     def __init__(self, address: str, local: AsyncSessionConnection | None) -> None:
         self._local = local
         self._channel: Any = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._uploads = Uploads(address)
         self._metadata: tuple[tuple[str, str], ...] = ()
+        self._turns = asyncio.Semaphore(CALLS_MAX)
+        """Turns of calls and Read streams: the daemon refuses too many of one peer at a time."""
         self._closed = False
         self._keeper: asyncio.Task[None] | None = None
         self._sent: set[asyncio.Task[bytes]] = set()
@@ -68,6 +80,7 @@ class AsyncGrpcConnection:
             raise
         opened = session_pb2.OpenRemoteResponse.FromString(reply)
         connection._authenticate(Welcome(opened.boot_id, opened.token, Arenas(), ""))
+        connection._uploads.allow(opened.writes_max or WRITES_DEFAULT)
         connection._keeper = asyncio.create_task(connection._keep_alive(opened.ttl_ms / 3000))
         return connection
 
@@ -75,7 +88,7 @@ class AsyncGrpcConnection:
         while not self.closed:
             await asyncio.sleep(period_s)
             try:
-                await self.call("kvstore.v1.Sessions/Keepalive", b"", period_s)
+                await self._out_of_turn("kvstore.v1.Sessions/Keepalive", period_s)
             except KVStoreError as error:
                 log.warning("keepalive of a remote session failed: %s", error)
 
@@ -89,7 +102,24 @@ class AsyncGrpcConnection:
         return await self.wait(await self.send(method, payload, timeout_s), method, timeout_s, late)
 
     async def send(self, method: str, payload: bytes, timeout_s: float) -> asyncio.Task[bytes]:
-        """Send a request; its reply comes in the task, which lives until the call has ended."""
+        """Send a request, when it is this call's turn; its reply comes in the task, which lives until the call ends."""
+        await self._take_turn(method, timeout_s)
+        task = self._send(method, payload, timeout_s)
+        task.add_done_callback(lambda _: self._turns.release())
+        return task
+
+    async def _out_of_turn(self, method: str, timeout_s: float) -> None:
+        """A session is neither to end nor to stay because its calls are many."""
+        await self.wait(self._send(method, b"", timeout_s), method, timeout_s)
+
+    async def _take_turn(self, method: str, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise no_turn(method, timeout_s) from error
+
+    def _send(self, method: str, payload: bytes, timeout_s: float) -> asyncio.Task[bytes]:
         task = asyncio.get_running_loop().create_task(self._call(method, payload, timeout_s))
         self._sent.add(task)
         task.add_done_callback(self._sent.discard)
@@ -132,10 +162,7 @@ class AsyncGrpcConnection:
 
     def post(self, method: str, payload: bytes) -> None:
         """Send a request whose reply nobody needs."""
-        task = asyncio.get_running_loop().create_task(self._call(method, payload, POST_SECONDS))
-        self._sent.add(task)
-        task.add_done_callback(self._sent.discard)
-        self.forget(task)
+        self.forget(self._send(method, payload, POST_SECONDS))
 
     def pump(self) -> None:
         """See ``steps.Link``: the loop takes in what comes."""
@@ -144,11 +171,13 @@ class AsyncGrpcConnection:
         """See ``steps.Link``. A channel of the parent's is neither used nor closed here."""
         self._closed = True
         _INHERITED.append(self._channel)
+        self._uploads.abandon()
         if self._local is not None:
             self._local.abandon()
 
     async def stream(self, method: str, payload: bytes, timeout_s: float) -> AsyncIterator[bytes]:
         """Messages of a server stream."""
+        await self._take_turn(method, timeout_s)
         call: Any = self._channel.unary_stream(f"/{method}")(payload, timeout=timeout_s, metadata=self._metadata)
         try:
             async for message in call:
@@ -157,12 +186,12 @@ class AsyncGrpcConnection:
             raise self._domain(error, method, timeout_s) from error
         finally:
             call.cancel()
+            self._turns.release()
 
-    async def upload(self, method: str, payloads: AsyncIterable[bytes], timeout_s: float) -> bytes:
-        """Send a client stream and return its reply."""
-        call: Any = self._channel.stream_unary(f"/{method}")(payloads, timeout=timeout_s, metadata=self._metadata)
+    async def upload(self, method: str, messages: Iterator[bytes], timeout_s: float) -> bytes:
+        """Send a client stream, when it is its turn, and return its reply."""
         try:
-            return bytes(await call)
+            return await self._uploads.send(method, messages, self._metadata, timeout_s)
         except grpc.RpcError as error:
             raise self._domain(error, method, timeout_s) from error
 
@@ -190,12 +219,13 @@ class AsyncGrpcConnection:
         """Tell the daemon of a remote session's end, which else comes when its time to live is over."""
         if self._local is None and self.welcome.token:
             try:
-                await self.call("kvstore.v1.Sessions/CloseRemote", b"", CLOSE_SECONDS_MAX)
+                await self._out_of_turn("kvstore.v1.Sessions/CloseRemote", CLOSE_SECONDS_MAX)
             except KVStoreError as error:
                 log.info("a remote session was not closed and will expire: %s", error)
         if self._sent:
             # Releases that were posted a moment ago go out first.
             await asyncio.wait(set(self._sent) - {asyncio.current_task()}, timeout=CLOSE_SECONDS_MAX)
+        self._uploads.close()
         await self._channel.close()
 
     async def wait_closed(self) -> None:

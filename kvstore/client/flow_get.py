@@ -66,7 +66,7 @@ class Gets:
         plan = GetPlan.of(known.layout, len(keys), aligned_buffer(slot * len(keys)) if out is None else out, slot)
         try:
             if remote:
-                return (yield from self._download(namespace_id, keys, plan))
+                return (yield from self._flows.in_line(partial(self._download, namespace_id, keys, plan)))
             link = self._flows.link
             try:
                 return (yield from self._copy_out(namespace_id, keys, plan, wait_ms))

@@ -94,19 +94,23 @@ class Puts:
     def _upload(self, namespace_id: NamespaceId, plan: PutPlan) -> Flow[CommitResult]:
         results = []
         for part in plan.parts:
-            size = sum(source.nbytes for source in plan.sources[part])
             try:
-                link = self._flows.link
-                if link is None or link.closed:
-                    link = yield Connect()
-                # What the daemon takes is known once it is connected.
-                planes = write_planes(self._flows.known(namespace_id), self._flows.options.lossless)
-                messages = write_messages(namespace_id, plan, part, planes)
-                reply = yield Upload(link, "kvstore.v1.Cache/Write", messages, self._flows.stream_timeout(size))
-                results.append(commit_result(cache_pb2.CommitResponse.FromString(reply)))
+                results.append((yield from self._flows.in_line(partial(self._write, namespace_id, plan, part))))
             except KVStoreError as error:
                 results.append(self._flows.fall_back("Cache/Write", error, partial(put_failed, part.stop - part.start)))
         return joined(results)
+
+    def _write(self, namespace_id: NamespaceId, plan: PutPlan, part: slice) -> Flow[CommitResult]:
+        """One Write stream."""
+        link = self._flows.link
+        if link is None or link.closed:
+            link = yield Connect()
+        # What the daemon takes is known once it is connected.
+        planes = write_planes(self._flows.known(namespace_id), self._flows.options.lossless)
+        messages = write_messages(namespace_id, plan, part, planes)
+        timeout_s = self._flows.stream_timeout(sum(source.nbytes for source in plan.sources[part]))
+        reply = yield Upload(link, "kvstore.v1.Cache/Write", messages, timeout_s)
+        return commit_result(cache_pb2.CommitResponse.FromString(reply))
 
 
 class _Put:

@@ -20,12 +20,13 @@ from kvstore.client.flow_put import Puts
 from kvstore.client.operations import Operation, Operations, check_wait, missed, request_of
 from kvstore.client.options import ClientOptions
 from kvstore.client.state import ClientState, Completion, outward
-from kvstore.client.steps import Call, Connect, Flow, Late, Open, Send, Until, Wait
+from kvstore.client.steps import Call, Connect, Flow, Late, Open, Pause, Send, Until, Wait
 from kvstore.core.clock import Clock
 from kvstore.core.errors import (
     InvalidArgument,
     KVStoreError,
     NamespaceMismatch,
+    ResourceExhausted,
     Unavailable,
     UnknownNamespace,
 )
@@ -43,6 +44,10 @@ that hides them would miss for ever."""
 
 STREAM_SECONDS_PER_GIB: Final = 60.0
 """Deadline of a stream beyond that of a call: the slowest network that is still worth more than recomputing."""
+
+LINE_PAUSE_S: Final = 0.01
+LINE_PAUSE_S_MAX: Final = 0.5
+"""How long a refused stream waits before it tries again; each time twice as long, up to the second."""
 
 _LOUD_UNTIL: Final = 3
 _LOUD_EVERY: Final = 1000
@@ -215,6 +220,19 @@ class Flows:
     def stream_timeout(self, nbytes: int) -> float:
         """Seconds that a stream of so many bytes may take."""
         return self.options.timeout_s + nbytes / (1 << 30) * STREAM_SECONDS_PER_GIB
+
+    def in_line(self, stream: Callable[[], Flow[T]]) -> Flow[T]:
+        """Run a flow of one stream. Refused because of other clients of this host it waits, as long as a call may."""
+        pause, waited = LINE_PAUSE_S, 0.0
+        while True:
+            try:
+                return (yield from stream())
+            except ResourceExhausted as error:
+                # Without a field it is gRPC's own bound.
+                if error.field not in ("calls", "") or waited >= self.options.timeout_s:
+                    raise
+            yield Pause(pause)
+            waited, pause = waited + pause, min(2 * pause, LINE_PAUSE_S_MAX)
 
     # ------------------------------------------------------------ jobs
 

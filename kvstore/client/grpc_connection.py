@@ -17,10 +17,17 @@ from typing import Any, Final
 import grpc
 
 from kvstore.client.arenas import Arenas
-from kvstore.client.grpc_errors import CHANNEL_OPTIONS, CLOSE_SECONDS_MAX, domain_error, is_other_boot
+from kvstore.client.grpc_errors import (
+    CHANNEL_OPTIONS,
+    CLOSE_SECONDS_MAX,
+    WRITES_DEFAULT,
+    domain_error,
+    is_other_boot,
+    no_turn,
+)
 from kvstore.client.handshake import Welcome
 from kvstore.client.options import ClientOptions
-from kvstore.client.session_connection import SessionConnection
+from kvstore.client.session_connection import CALLS_MAX, SessionConnection
 from kvstore.client.steps import Late
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
 from kvstore.v1 import session_pb2
@@ -49,10 +56,14 @@ class _Calls:
         self._ids = itertools.count(1)
         self._futures: dict[int, Future[bytes]] = {}
         self._lock = threading.Lock()
+        self._turns = threading.Semaphore(CALLS_MAX)
+        """Turns of calls and Read streams: the daemon refuses too many of one peer at a time."""
+        self._uploads = threading.Semaphore(WRITES_DEFAULT)
         self.closed = False
 
-    def authenticate(self, token: bytes, boot_id: bytes) -> None:
-        """Send this token from now on, and end when another boot id answers."""
+    def authenticate(self, token: bytes, boot_id: bytes, writes_max: int = 0) -> None:
+        """Send this token from now on, and end when another boot id answers; so many Write streams at a time."""
+        self._uploads = threading.Semaphore(writes_max or WRITES_DEFAULT)
         self._metadata = ((SESSION_METADATA, token.hex()),)
         self._boot_id = boot_id
 
@@ -63,6 +74,18 @@ class _Calls:
         return self._channel.unary_unary(f"/{method}")
 
     def send(self, method: str, payload: bytes, timeout_s: float) -> int:
+        """Send a request, when it is this call's turn."""
+        _take_turn(self._turns, method, timeout_s)
+        try:
+            call_id = self.send_now(method, payload, timeout_s)
+        except BaseException:
+            self._turns.release()
+            raise
+        self._futures[call_id].add_done_callback(lambda _: self._turns.release())
+        return call_id
+
+    def send_now(self, method: str, payload: bytes, timeout_s: float) -> int:
+        """Send a request out of turn: a session is neither to end nor to stay because its calls are many."""
         # The daemon may answer when the caller has gone; its reply then says what has to be undone.
         future = self._unary(method).future(payload, timeout=timeout_s + LATE_SECONDS, metadata=self._metadata)
         call_id = next(self._ids)
@@ -105,7 +128,7 @@ class _Calls:
             late(bytes(future.result()))
 
     def post(self, method: str, payload: bytes) -> None:
-        self.forget(self.send(method, payload, POST_SECONDS))
+        self.forget(self.send_now(method, payload, POST_SECONDS))
 
     def abandon(self) -> None:
         """In the child of a fork. A channel of the parent's is neither used nor closed here, so it is kept as it is."""
@@ -114,6 +137,7 @@ class _Calls:
 
     def stream(self, method: str, payload: bytes, timeout_s: float) -> Iterator[bytes]:
         """Messages of a server stream."""
+        _take_turn(self._turns, method, timeout_s)
         stream: Any = self._channel.unary_stream(f"/{method}")(payload, timeout=timeout_s, metadata=self._metadata)
         try:
             yield from stream
@@ -121,14 +145,18 @@ class _Calls:
             raise self._domain(error, method, timeout_s) from error
         finally:
             stream.cancel()
+            self._turns.release()
 
     def upload(self, method: str, payloads: Iterable[bytes], timeout_s: float) -> bytes:
-        """Send a client stream and return its reply."""
+        """Send a client stream, when it is its turn, and return its reply."""
+        _take_turn(self._uploads, method, timeout_s)
         try:
             call: Any = self._channel.stream_unary(f"/{method}")
             return bytes(call(iter(payloads), timeout=timeout_s, metadata=self._metadata))
         except grpc.RpcError as error:
             raise self._domain(error, method, timeout_s) from error
+        finally:
+            self._uploads.release()
 
     def _check_boot(self, info: Any) -> None:
         if is_other_boot(info.initial_metadata(), self._boot_id):
@@ -143,6 +171,11 @@ class _Calls:
     def close(self) -> None:
         self.closed = True
         self._channel.close()
+
+
+def _take_turn(turns: threading.Semaphore, method: str, timeout_s: float) -> None:
+    if not turns.acquire(timeout=timeout_s):
+        raise no_turn(method, timeout_s)
 
 
 class LocalGrpcConnection:
@@ -198,7 +231,7 @@ class RemoteConnection:
             self._calls.close()
             raise
         self.welcome = Welcome(opened.boot_id, opened.token, Arenas(), "")
-        self._calls.authenticate(opened.token, opened.boot_id)
+        self._calls.authenticate(opened.token, opened.boot_id, opened.writes_max)
         self.call = self._calls.call
         self.send = self._calls.send
         self.wait = self._calls.wait
@@ -218,10 +251,13 @@ class RemoteConnection:
         )
         return session_pb2.OpenRemoteResponse.FromString(reply)
 
+    def _out_of_turn(self, method: str, timeout_s: float) -> None:
+        self._calls.wait(self._calls.send_now(method, b"", timeout_s), method, timeout_s)
+
     def _keep_alive(self) -> None:
         while not self._ended.wait(self._period_s) and not self._calls.closed:
             try:
-                self._calls.call("kvstore.v1.Sessions/Keepalive", b"", self._period_s)
+                self._out_of_turn("kvstore.v1.Sessions/Keepalive", self._period_s)
             except KVStoreError as error:
                 if not self._ended.is_set():
                     log.warning("keepalive of a remote session failed: %s", error)
@@ -251,7 +287,7 @@ class RemoteConnection:
         if not self._ended.is_set() and not self._calls.closed:
             self._ended.set()
             try:
-                self._calls.call("kvstore.v1.Sessions/CloseRemote", b"", CLOSE_SECONDS_MAX)
+                self._out_of_turn("kvstore.v1.Sessions/CloseRemote", CLOSE_SECONDS_MAX)
             except KVStoreError as error:
                 log.info("a remote session was not closed and will expire: %s", error)
         self._ended.set()

@@ -18,6 +18,11 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+WRITES_DEFAULT: Final = 4
+"""Write streams at a time where the daemon does not say how many it takes."""
+
+_OF_THE_TRANSPORT: Final = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
+
 CLOSE_SECONDS_MAX: Final = 1.0
 """Longest that closing a remote session waits for the daemon's answer."""
 
@@ -30,8 +35,19 @@ def domain_error(error: Any, method: str, timeout_s: float) -> tuple[KVStoreErro
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and not told:
         late = DeadlineExceeded(f"{method} did not answer within {timeout_s:g} s", field="timeout", value=timeout_s)
         return late, False
+    if code in _OF_THE_TRANSPORT and not told:
+        # The daemon's own word always comes with its detail: this one is gRPC's, and the session may be as before.
+        return Unavailable(f"{method} was broken off on its way: {error.details()}"), False
     domain = from_detail(bytes(details.get(ERROR_METADATA, b"")), code.value[0], error.details() or "")
     return domain, isinstance(domain, Unauthenticated) or (isinstance(domain, Unavailable) and not told)
+
+
+def no_turn(method: str, timeout_s: float) -> DeadlineExceeded:
+    """A call waited in line behind others of its own client for too long, and was never sent."""
+    return DeadlineExceeded(
+        f"{method} had no turn within {timeout_s:g} s: other calls of this client are under way",
+        field="timeout", value=timeout_s,
+    )  # fmt: skip
 
 
 def is_other_boot(initial_metadata: Any, boot_id: bytes) -> bool:

@@ -107,6 +107,12 @@ class Until(NamedTuple):
     timeout_s: float
 
 
+class Pause(NamedTuple):
+    """Waits so long."""
+
+    seconds: float
+
+
 class Upload(NamedTuple):
     """Sends a client stream, answers its reply."""
 
@@ -126,5 +132,5 @@ class Download(NamedTuple):
     take: Callable[[bytes], None]
 
 
-Step = Connect | Open | Call | Send | Wait | Copy | Until | Upload | Download
+Step = Connect | Open | Call | Send | Wait | Copy | Until | Pause | Upload | Download
 Flow = Generator[Any, Any, T]

@@ -260,6 +260,9 @@ class Client(SyncCalls):
     def _until(self, step: steps.Until) -> None:
         step.link.wait_until(step.ready, step.timeout_s)
 
+    def _pause(self, step: steps.Pause) -> None:
+        time.sleep(step.seconds)
+
     def _upload(self, step: steps.Upload) -> bytes:
         reply: bytes = _streams(step.link).upload(step.method, step.messages, step.timeout_s)
         return reply
@@ -277,6 +280,7 @@ _CARRY_OUT: Final[dict[type, Callable[[Client, Any], Any]]] = {
     steps.Wait: Client._wait,
     steps.Copy: Client._copy,
     steps.Until: Client._until,
+    steps.Pause: Client._pause,
     steps.Upload: Client._upload,
     steps.Download: Client._download,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvstore.rpc.context import CallContext
+from kvstore.rpc.stream_blocks import PEER_WRITES_MAX
 from kvstore.v1 import session_pb2
 from kvstore.wire.verbs.checks import name_of
 
@@ -11,7 +12,9 @@ def open_remote(ctx: CallContext, request: session_pb2.OpenRemoteRequest) -> ses
     """Sessions/OpenRemote."""
     sessions = ctx.services.sessions
     session = sessions.open_remote(name_of("name", request.name), request.ttl_ms, ctx.peer)
-    return session_pb2.OpenRemoteResponse(token=session.token, boot_id=ctx.boot_id, ttl_ms=session.ttl_ms)
+    return session_pb2.OpenRemoteResponse(
+        token=session.token, boot_id=ctx.boot_id, ttl_ms=session.ttl_ms, writes_max=PEER_WRITES_MAX
+    )
 
 
 def keepalive(ctx: CallContext, _request: session_pb2.KeepaliveRequest) -> session_pb2.KeepaliveResponse:

@@ -33,6 +33,10 @@ from kvstore.wire.framing import CHUNK_BYTES_MAX
 WRITE_BYTES_MAX: Final = 256 << 20
 """Most payload bytes of one Write stream, since all are held until it ends."""
 
+WRITES_MAX: Final = 8
+PEER_WRITES_MAX: Final = 6
+"""Write streams of one peer, so that it never shuts all others out."""
+
 READ_WAIT_MS: Final = 10_000
 """How long a Read waits for blocks that come from SSD or DEVICE; past it they are sent as misses."""
 

@@ -22,7 +22,7 @@ from kvstore.core.types import (
 )
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher
-from kvstore.rpc.stream_blocks import WRITE_BYTES_MAX, Header, Reader, Writer
+from kvstore.rpc.stream_blocks import PEER_WRITES_MAX, WRITE_BYTES_MAX, WRITES_MAX, Header, Reader, Writer
 from kvstore.store.report import BlockEvent
 from kvstore.store.session import Session
 from kvstore.store.store import Store
@@ -32,10 +32,6 @@ from kvstore.wire.verbs.writes import commit_message
 
 READ_BLOCKS: Final = 8
 """Blocks that one Read pins at a time."""
-
-WRITES_MAX: Final = 8
-PEER_WRITES_MAX: Final = 6
-"""Those of one peer, so that it never shuts all others out."""
 
 SESSION_LOOK_S: Final = 5.0
 """How often a subscription without events looks whether its session still lives."""

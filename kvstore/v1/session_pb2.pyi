@@ -69,14 +69,16 @@ class OpenRemoteRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class OpenRemoteResponse(_message.Message):
-    __slots__ = ("token", "boot_id", "ttl_ms")
+    __slots__ = ("token", "boot_id", "ttl_ms", "writes_max")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_MAX_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     boot_id: bytes
     ttl_ms: int
-    def __init__(self, token: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    writes_max: int
+    def __init__(self, token: _Optional[bytes] = ..., boot_id: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ..., writes_max: _Optional[int] = ...) -> None: ...
 
 class KeepaliveRequest(_message.Message):
     __slots__ = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from typing import Final
 
 from kvstore.core.errors import KVStoreError
@@ -32,6 +33,8 @@ def figures(ground: Ground) -> dict[str, int]:
     try:
         status = port.call("Admin/Status", admin_pb2.StatusRequest(), admin_pb2.StatusResponse, 10.0)
         listed = port.call("Admin/ListLeases", admin_pb2.ListLeasesRequest(), admin_pb2.ListLeasesResponse, 10.0)
+        # While this session is open: the daemon may see its end a moment later, or before the next line.
+        opened = Counter(link.partition(":")[0] for link in descriptors(ground.daemon.pid))
     finally:
         port.close()
     found = {
@@ -40,7 +43,8 @@ def figures(ground: Ground) -> dict[str, int]:
         "jobs": status.jobs,
         "sessions": status.sessions,
         "bytes of buffers": sum(session.buffer_bytes for session in listed.sessions),
-        "descriptors": descriptors(ground.daemon.pid),
+        "sockets": opened["socket"],
+        "shared memories": opened["/memfd"],
         "threads": max(0, len(os.listdir(f"/proc/{ground.daemon.pid}/task")) - THREADS_MORE_MAX),
     }
     for tier in status.tiers:
@@ -63,16 +67,17 @@ def owners(ground: Ground) -> str:
     return "; ".join([*sessions, *leases][:40])
 
 
-def descriptors(pid: int) -> int:
-    """Sockets and anonymous memory that a process holds open. Files of the SSD tier come and go by themselves."""
-    count = 0
+def descriptors(pid: int) -> list[str]:
+    """What a process holds open, sockets and anonymous memory. Files of the SSD tier come and go by themselves."""
+    found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
             link = os.readlink(f"/proc/{pid}/fd/{name}")
         except FileNotFoundError:
             continue
-        count += link.startswith(("socket:", "/memfd:"))
-    return count
+        if link.startswith(("socket:", "/memfd:")):
+            found.append(link)
+    return sorted(found)
 
 
 def settle(ground: Ground, base: dict[str, int], after: str) -> None:
@@ -94,5 +99,6 @@ def settle(ground: Ground, base: dict[str, int], after: str) -> None:
         time.sleep(0.2)
     if above:
         print(f"what is still there after {after}: {owners(ground)}", flush=True)
+        print(f"open: {', '.join(descriptors(ground.daemon.pid))}\n{ground.daemon.log_tail(5)}", flush=True)
     for name, (n, was) in above.items():
         ground.findings.add(f"leak: {name}", f"after {after}: {n}, {was} before")
