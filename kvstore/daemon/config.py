@@ -160,6 +160,9 @@ class Config(BaseModel):
     watchdog_s: float = Field(
         5.0, ge=0.1, le=600, description="Seconds without a turn of the event loop after which all stacks are logged."
     )
+    log_format: str = Field(
+        "text", pattern="^(text|json)$", description="text, or json: an object a line, for what collects logs."
+    )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error.")
 
     @model_validator(mode="after")

@@ -145,7 +145,7 @@ class Daemon:
 
         def snapshot() -> Snapshot:
             report = services.store.status()
-            counters = {**report.counters, **services.wire.counters(), **services.looked_at()}
+            counters = {**report.counters, **services.counters()}
             return Snapshot(services.version, report, counters, dispatcher.calls(), dispatcher.times.by_method())
 
         server: MetricsServer = exposition.MetricsServer(address, snapshot, self._turns_now)

@@ -28,8 +28,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.daemon.metrics import METRICS, Metric, Snapshot, method_label
-from kvstore.rpc.times import BOUNDS_S
+from kvstore.core.histogram import BOUNDS_S
+from kvstore.daemon.metrics import METRICS, Metric, Snapshot
 
 log = logging.getLogger("kvstored")
 
@@ -73,7 +73,7 @@ def _family(metric: Metric, now: Snapshot) -> Family:
 
 def _histogram(metric: Metric, now: Snapshot) -> Family:
     family = HistogramMetricFamily(metric.name, metric.text, labels=metric.labels)
-    for method, times in now.times.items():
+    for labels, times in metric.times(now):
         within, seconds = tuple(times.within), times.seconds
         if not any(within):
             continue
@@ -81,7 +81,7 @@ def _histogram(metric: Metric, now: Snapshot) -> Family:
         for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), within, strict=True):
             below += count
             buckets.append((bound, float(below)))
-        family.add_metric((method_label(method),), buckets, seconds)
+        family.add_metric(labels, buckets, seconds)
     return family
 
 

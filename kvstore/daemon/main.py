@@ -16,6 +16,7 @@ from kvstore import __version__
 from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.daemon.config import Config, describe, load, print_config
 from kvstore.daemon.daemon import Daemon
+from kvstore.daemon.logs import set_up_logging
 from kvstore.daemon.plan import make_plan, plan_text, refusal
 from kvstore.daemon.turns import Turns, measured_loop
 from kvstore.rpc.listener import raise_descriptor_limit
@@ -25,20 +26,6 @@ EXIT_START: Final = 1
 SWITCH_SECONDS: Final = 0.0005
 
 log = logging.getLogger("kvstored")
-
-
-class _OneLine(logging.Formatter):
-    """One line a record, tracebacks apart: a record that holds line breaks can not look like two."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
-        return super().formatMessage(record).replace("\n", "\\n")
-
-
-def set_up_logging(level: str) -> None:
-    """Log to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 def _serve(**given: Any) -> None:
@@ -97,7 +84,7 @@ def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Param
 
 
 def _run(config: Config) -> None:
-    set_up_logging(config.log_level)
+    set_up_logging(config.log_level, config.log_format)
     raise_descriptor_limit()
     findings = make_plan(config)
     if why := refusal(findings):

@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.core.histogram import Histogram
 from kvstore.rpc.times import MethodTimes
 from kvstore.store.report import StatusReport
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """Values, each with those of the metric's labels."""
+
+Times = Iterable[tuple[tuple[str, ...], Histogram]]
+"""Histograms, each with the values of the metric's labels."""
 
 NEVER: Final = re.compile(r"(?!)")
 
@@ -33,9 +37,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row. ``kind`` is gauge, counter, info or histogram; of the last two ``exposition.py`` makes the samples.
+    """One row. ``kind`` is gauge, counter, info or histogram; of info ``exposition.py`` makes the sample.
 
-    ``takes`` are the counters of Status that it stands for.
+    ``takes`` are the counters of Status that it stands for. A histogram has ``times`` instead of values to ``read``.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Metric:
     text: str
     read: Callable[[Snapshot], Samples] = lambda _: ()
     takes: re.Pattern[str] = NEVER
+    times: Callable[[Snapshot], Times] = lambda _: ()
 
 
 def _value(name: str, text: str, field: str, kind: str = "gauge") -> Metric:
@@ -97,6 +102,24 @@ def _failures(now: Snapshot) -> Samples:
     ]
 
 
+def _call_times(now: Snapshot) -> Times:
+    return [((method_label(method),), times) for method, times in now.times.items()]
+
+
+def _transfers(name: str, text: str, field: str) -> Metric:
+    """A count of each edge."""
+    return Metric(
+        f"kvstore_transfer_{name}_total", "counter", ("source", "target"), text,
+        lambda now: [(edge, getattr(found, field)) for edge, found in now.report.transfers.items()],
+    )  # fmt: skip
+
+
+def _dedup(now: Snapshot) -> Samples:
+    shared = now.counters.get("put_known", 0) + now.counters.get("put_existed", 0)
+    put = shared + now.counters.get("put_new", 0)
+    return [((), shared / put if put else 0.0)]
+
+
 def method_label(name: str) -> str:
     """``Cache/Match`` of a method's name on the wire."""
     return name.removeprefix("kvstore.v1.")
@@ -124,6 +147,8 @@ _NAMED: Final = (
     _tier("pinned_bytes", "of it that may not move", "pinned_bytes"),
     _tier("blocks", "blocks with a copy here", "blocks"),
     _tier("saved_bytes", "bytes that codecs save of what lies here", "saved_bytes"),
+    _tier("fragmentation_ratio", "share of free memory outside of the largest hole; on SSD share of sealed bytes that "
+          "are dead", "fragmentation"),
     _tier("high_watermark_ratio", "share in use above which it is reclaimed", "high_watermark"),
     _event("promoted", "copies made from this tier to a hotter one"),
     _event("demoted", "copies that left for the next colder tier"),
@@ -136,12 +161,18 @@ _NAMED: Final = (
     _by("kvstore_fetch_found_total", "keys of Fetch that were resident, by hottest tier", "tier", r"fetch_found_(\w+)"),
     _by("kvstore_fetch_missed_total", "keys of Fetch answered MISS", "reason", r"fetch_missed_(\w+)"),
     _one("kvstore_fetch_busy_total", "keys of Fetch answered BUSY", "fetch_busy"),
+    _by("kvstore_put_blocks_total", "blocks that clients brought: new, or here already when they were committed "
+        "(existed) or before (known), which cost no copy", "outcome", r"put_(new|existed|known)"),
+    _by("kvstore_put_refused_total", "blocks that were not taken", "reason", r"put_refused_(\w+)"),
+    Metric("kvstore_dedup_ratio", "gauge", (), "of the blocks that clients brought, the share that was here already",
+           _dedup),
     _value("kvstore_namespaces", "open, or with blocks", "namespaces"),
     _value("kvstore_sessions", "clients that are connected", "sessions"),
     _value("kvstore_leases", "leases that live", "leases"),
     _value("kvstore_reservations", "places claimed and not committed yet", "reservations"),
     _value("kvstore_jobs", "jobs under way, or ended and not asked for yet", "jobs"),
     _one("kvstore_leases_expired_total", "leases whose time ran out", "leases_expired"),
+    _one("kvstore_sessions_expired_total", "remote sessions that missed their keepalive", "sessions_expired"),
     _one("kvstore_sessions_ended_total", "sessions that ended, in whatever way", "sessions_ended"),
     _by(
         "kvstore_copies", "now: copies pinned, being filled, doomed, under I/O", "state",
@@ -151,11 +182,18 @@ _NAMED: Final = (
     _one("kvstore_buffer_used_bytes", "now: of all sessions' buffers", "buffer_used_bytes", "gauge"),
     _by("kvstore_bookkeeping", "now: entries that are back at 0 at rest (deadlines: at most 64)", "of",
         r"(lease_deadlines|slots_remembered|sessions_with_io)", "gauge"),
-    _by("kvstore_queue", "now: loads and writes that wait for a thread", "queue", r"(loads|writes)_queued", "gauge"),
+    _by("kvstore_queue", "now: loads, blocks for SSD, and operations of the disk that wait for a thread", "queue",
+        r"(loads|writes|disk_reads|disk_writes)_queued", "gauge"),
     Metric(
         "kvstore_calls_in_progress", "gauge", ("pool",), "calls that run or wait, by pool of threads",
         lambda now: [((pool,), count) for pool, count in now.calls.items()],
     ),
+    Metric("kvstore_transfer_seconds", "histogram", ("source", "target"),
+           "time of a batch of copies from one place to another: one call of a tier, one commit, or one block between "
+           "two memories", times=lambda now: [(edge, found.batches) for edge, found in now.report.transfers.items()]),
+    _transfers("blocks", "blocks that were copied", "blocks"),
+    _transfers("bytes", "their bytes as they arrived", "nbytes"),
+    _transfers("failures", "blocks whose copy failed", "failed"),
     _one("kvstore_loads_refused_total", "keys answered BUSY since too many promotions waited",
          "loads_refused_queue_full"),
     _by("kvstore_ssd_writes_dropped_total", "blocks not written to SSD", "reason", r"ssd_writes_dropped_(\w+)"),
@@ -167,6 +205,11 @@ _NAMED: Final = (
     _by("kvstore_disk_bytes_total", "bytes read and written, overhead included", "way", r"disk_(read|written)_bytes"),
     _by("kvstore_disk_ios_total", "I/O operations", "kind", r"disk_(read|head|write)_ios"),
     _one("kvstore_disk_syncs_total", "syncs", "disk_syncs"),
+    _by("kvstore_disk_io_errors_total", "operations that the system failed (read, write), or that did not end in time "
+        "(stall)", "kind", r"disk_io_error_(\w+)"),
+    _by("kvstore_disk_blocks_total", "blocks of SSD that were written, dropped, or lost with their file", "event",
+        r"disk_blocks_(written|dropped|lost)"),
+    _one("kvstore_disk_saved_bytes", "now: bytes of SSD that coded slices save", "disk_coded_saved_bytes", "gauge"),
     _one("kvstore_disk_user_bytes_total", "bytes of blocks that were given to SSD", "disk_user_bytes"),
     _one("kvstore_disk_rewritten_bytes_total", "bytes moved together; (user + this) / user is write amplification",
          "disk_rewritten_bytes"),
@@ -188,9 +231,14 @@ _NAMED: Final = (
     _by("kvstore_loop_turns_over_total", "turns of the event loop that took longer than so many milliseconds", "ms",
         r"loop_turns_over_(\d+)_ms"),
     _one("kvstore_loop_turn_longest_us", "the longest of them, in microseconds", "loop_turn_longest_us", "gauge"),
+    _by("kvstore_locked_sections_over_total", "sections that held the store's lock longer than so many milliseconds",
+        "ms", r"locked_sections_over_(\d+)_ms"),
+    _one("kvstore_locked_section_longest_us", "the longest of them, in microseconds", "locked_section_longest_us",
+         "gauge"),
     _by("kvstore_mover_restarts_total", "background threads that failed and were started again", "thread",
         r"mover_restarts_(\w+)"),
-    Metric("kvstore_call_seconds", "histogram", ("method",), "time from a call's arrival to its reply, by method"),
+    Metric("kvstore_call_seconds", "histogram", ("method",),
+           "time from a call's arrival to its reply, of a stream to its end", times=_call_times),
     Metric("kvstore_call_failures_total", "counter", ("method", "reason"), "calls answered with an error", _failures),
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from kvstore.core.errors import InvalidArgument, KVStoreError, ResourceExhausted, Unavailable
+from kvstore.core.request import REQUEST
 from kvstore.core.types import SessionId
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher
@@ -79,6 +80,7 @@ class Connection:
         self._ctx = ctx
         self.session: Session = ctx.session
         self._uid = self.session.uid
+        self._number = int(self.session.session_id)
         self._left = left
         self._decoder = FrameDecoder()
         self._calls = 0
@@ -175,6 +177,7 @@ class Connection:
     def _handle(self, frame: Frame) -> None:
         call_id, kind, _, name, payload = frame
         self.called = True
+        token = REQUEST.set(f"{self._number}-{call_id}")
         try:
             if kind != _REQUEST:
                 raise InvalidArgument("frame.kind", kind, f"{_REQUEST}, a request")
@@ -189,6 +192,8 @@ class Connection:
                 self._calls_of[self._uid] = self._calls_of.get(self._uid, 0) + 1
         except KVStoreError as error:
             self._write(error_frame(call_id, error))
+        finally:
+            REQUEST.reset(token)
 
     def _refuse(self) -> None:
         uid = self._uid

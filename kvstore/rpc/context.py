@@ -28,6 +28,10 @@ class Services:
     looked_at: Callable[[], dict[str, int]] = dict
     """Counters of the process that Status shows beside the store's."""
 
+    def counters(self) -> dict[str, int]:
+        """What is counted outside of the store."""
+        return {**self.wire.counters(), **self.looked_at(), "sessions_expired": self.sessions.expired}
+
 
 @dataclass(frozen=True, slots=True)
 class CallContext:

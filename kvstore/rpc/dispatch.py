@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from kvstore.core.errors import InvalidArgument, KVStoreError, PermissionDenied, Unavailable
+from kvstore.core.request import REQUEST
 from kvstore.rpc.context import CallContext, Services
 from kvstore.rpc.pool import BoundedPool, Job
 from kvstore.rpc.table import OTHERS
@@ -72,13 +73,27 @@ class Dispatcher:
         times = self.times
         began = times.now()
         try:
-            reply = self._begin(method, ctx, payload, loop, partial(_timed, times, name, began, done))
+            reply = self._begin(method, ctx, payload, loop, partial(self._timed, name, began, REQUEST.get(), done))
         except KVStoreError as error:
-            times.count(name, began, error.reason)
+            self._ended(name, began, error.reason)
             raise
         if isinstance(reply, Message):
-            times.count(name, began)
+            self._ended(name, began)
         return reply
+
+    def _timed(
+        self, name: str, began: float, request: str, done: Done, answer: Any, error: BaseException | None
+    ) -> None:
+        """Count a call that a pool has ended, then tell it."""
+        token = REQUEST.set(request)
+        self._ended(name, began, "" if error is None else getattr(error, "reason", KVStoreError.reason))
+        REQUEST.reset(token)
+        done(answer, error)
+
+    def _ended(self, name: str, began: float, failure: str = "") -> None:
+        self.times.count(name, began, failure)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s: %s after %.3f ms", name, failure or "done", (self.times.now() - began) * 1000)
 
     def _begin(
         self, method: Method, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop, done: Done
@@ -88,7 +103,9 @@ class Dispatcher:
         runs = method.runs
         if runs is not Runs.INLINE or len(payload) > INLINE_BYTES_MAX:
             pool = self._wait if runs is Runs.WAIT else self._admin if runs is Runs.ADMIN else self._work
-            return pool.submit(partial(_reply, method, ctx, payload), partial(_on, loop, done))
+            return pool.submit(
+                partial(_for, REQUEST.get(), partial(_reply, method, ctx, payload)), partial(_on, loop, done)
+            )
         try:
             reply = method.serve(ctx, method.request.FromString(payload))
         except KVStoreError:
@@ -101,7 +118,7 @@ class Dispatcher:
             return reply
         # Most calls that may wait need not, and a hop to a thread costs more than they do.
         pool = self._work if method.waits is Runs.WORK else self._wait
-        return pool.submit(partial(_run, method, reply), partial(_on, loop, done))
+        return pool.submit(partial(_for, REQUEST.get(), partial(_run, method, reply)), partial(_on, loop, done))
 
     def start(
         self, name: str, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop
@@ -148,12 +165,6 @@ class Dispatcher:
                 log.warning("%d calls in the %s pool have not ended and are left behind", pool.calls, pool.name)
 
 
-def _timed(times: CallTimes, name: str, began: float, done: Done, answer: Any, error: BaseException | None) -> None:
-    """Count a call that a pool has ended, then tell it."""
-    times.count(name, began, "" if error is None else getattr(error, "reason", KVStoreError.reason))
-    done(answer, error)
-
-
 def _on(loop: asyncio.AbstractEventLoop, done: Done, answer: Any, error: BaseException | None) -> None:
     """Tell it on the loop's thread."""
     loop.call_soon_threadsafe(done, answer, error)
@@ -177,7 +188,7 @@ async def _step(pool: BoundedPool, call: Callable[[], R]) -> R:
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[R] = loop.create_future()
-    job = pool.submit(call, partial(_on, loop, partial(_settle, future)))
+    job = pool.submit(partial(_for, REQUEST.get(), call), partial(_on, loop, partial(_settle, future)))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -188,6 +199,15 @@ async def _step(pool: BoundedPool, call: Callable[[], R]) -> R:
             # It was looked at: nobody is left who would want to know how it ended.
             future.exception()
         raise
+
+
+def _for(request: str, call: Callable[[], R]) -> R:
+    """Run a call in a pool's thread under the id of its request."""
+    token = REQUEST.set(request)
+    try:
+        return call()
+    finally:
+        REQUEST.reset(token)
 
 
 def check_rights(method: Method, ctx: CallContext) -> None:

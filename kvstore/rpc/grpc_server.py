@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +33,7 @@ from kvstore.core.errors import (
     Unauthenticated,
     Unavailable,
 )
+from kvstore.core.request import REQUEST
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher, parse
 from kvstore.rpc.listener import check_socket_path, remove_socket
@@ -61,9 +64,14 @@ CALLS_MAX: Final = 512
 PEER_CALLS_MAX: Final = 384
 """Those of one peer, so that it never shuts all others out."""
 
+WRITE: Final = "kvstore.v1.Cache/Write"
 STREAM_IDLE_S: Final = 60.0
 """How long a stream waits for its caller to read or to send the next message."""
 
+REQUEST_METADATA: Final = "kvstore-request"
+"""Metadata with the caller's own id of a call."""
+
+_REQUEST_ID: Final = re.compile(r"[\w.\-]{1,64}", re.ASCII)
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 if TYPE_CHECKING:
@@ -92,6 +100,8 @@ class GrpcServer:
         self._idle_s = idle_s
         self._calls: Counter[str] = Counter()
         """Calls under way, by peer."""
+        self._numbers = itertools.count(1)
+        """Of calls, for the log."""
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self.port = 0
@@ -179,29 +189,35 @@ class GrpcServer:
     ) -> Callable[[bytes, Context], Awaitable[None]]:
         async def handle(payload: bytes, context: Context) -> None:
             try:
-                request, caller = parse(kind, payload), self._caller(context)
-                await context.send_initial_metadata(self._boot())
-                # Closed here and now however the call ends, so that what the stream holds is given back with it.
-                with self._one_more(caller):
-                    async with contextlib.aclosing(stream(caller, request)) as messages:
-                        async for message in messages:
-                            # gRPC takes a message only when the one before fits its window: the flow is controlled.
-                            await self._timely(context.write(message.SerializeToString()), "reads none")
+                with self._dispatcher.times.timing(name):
+                    request, caller = parse(kind, payload), self._caller(context)
+                    await context.send_initial_metadata(self._boot())
+                    with self._one_more(caller):
+                        await self._send(stream(caller, request), context)
             except (KVStoreError, ArithmeticError, LookupError, TypeError, ValueError, OSError) as error:
                 await _abort(context, as_domain(error, name))
 
         return handle
 
+    async def _send(self, stream: AsyncGenerator[Message, None], context: Context) -> None:
+        """Send the messages of a stream. It is closed here and now however the call ends, so that what it holds is
+        given back with it."""
+        async with contextlib.aclosing(stream) as messages:
+            async for message in messages:
+                # gRPC takes a message only when the one before fits its window: the flow is controlled.
+                await self._timely(context.write(message.SerializeToString()), "reads none")
+
     async def _write(self, chunks: AsyncIterator[bytes], context: Context) -> bytes:
         try:
-            caller = self._caller(context)
-            with self._one_more(caller):
-                async with contextlib.aclosing(self._parsed(chunks)) as parsed:
-                    reply = await self._streams.write(caller, parsed)
-                await context.send_initial_metadata(self._boot())
-                return reply.SerializeToString()
+            with self._dispatcher.times.timing(WRITE):
+                caller = self._caller(context)
+                with self._one_more(caller):
+                    async with contextlib.aclosing(self._parsed(chunks)) as parsed:
+                        reply = await self._streams.write(caller, parsed)
+                    await context.send_initial_metadata(self._boot())
+                    return reply.SerializeToString()
         except (KVStoreError, ArithmeticError, LookupError, TypeError, ValueError, OSError) as error:
-            await _abort(context, as_domain(error, "kvstore.v1.Cache/Write"))
+            await _abort(context, as_domain(error, WRITE))
             raise
 
     async def _parsed(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[cache_pb2.WriteChunk, None]:
@@ -247,8 +263,9 @@ class GrpcServer:
 
     def _caller(self, context: Context) -> CallContext:
         """Who calls: nobody but by its token; admin only by an admin's token on the Unix socket."""
-        peer = context.peer()
-        token = next((value for key, value in context.invocation_metadata() or () if key == SESSION_METADATA), None)
+        peer, sent = context.peer(), dict(context.invocation_metadata() or ())
+        REQUEST.set(request_of(sent.get(REQUEST_METADATA)) or f"g{next(self._numbers)}")
+        token = sent.get(SESSION_METADATA)
         if token is None:
             return CallContext(self._dispatcher.services, None, False, peer)
         session, admin = self._dispatcher.services.sessions.find(token_of(token))
@@ -265,6 +282,11 @@ class _Table(grpc.GenericRpcHandler):
         """The handler of a call; None if no method has that name."""
         name = details.method[1:]
         return grpc.unary_unary_rpc_method_handler(self._unary(name)) if name in METHODS else None
+
+
+def request_of(sent: str | bytes | None) -> str:
+    """The id that a caller gave its call, as far as it is one: letters, digits, ``.``, ``_`` and ``-``, 64 at most."""
+    return sent if isinstance(sent, str) and _REQUEST_ID.fullmatch(sent) else ""
 
 
 def token_of(text: str | bytes) -> bytes:

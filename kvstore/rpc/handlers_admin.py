@@ -42,8 +42,7 @@ def status(ctx: CallContext, _request: admin_pb2.StatusRequest) -> admin_pb2.Sta
     fill(reply.recovery, report.recovery)
     reply.tiers.extend(_tier_message(tier) for tier in report.tiers)
     reply.counters.update(report.counters)
-    reply.counters.update(ctx.services.wire.counters())
-    reply.counters.update(ctx.services.looked_at())
+    reply.counters.update(ctx.services.counters())
     reply.warnings.extend(report.warnings)
     return reply
 

@@ -49,6 +49,8 @@ class Sessions:
         self._lock = threading.Lock()
         self._by_token: dict[bytes, _Entry] = {}
         self._token_of: dict[SessionId, bytes] = {}
+        self.expired = 0
+        """Remote sessions that missed their keepalive, so far."""
 
     def add_local(self, session: Session, *, admin: bool) -> bytes:
         """Make a token for the session of a connection."""
@@ -119,6 +121,7 @@ class Sessions:
             late = [entry.session.session_id for entry in self._by_token.values() if entry.expires < now]
         for session_id in late:
             self.close(session_id)
+        self.expired += len(late)
         return len(late)
 
 

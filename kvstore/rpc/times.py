@@ -5,24 +5,20 @@ Any thread may read; one that comes between two additions sees one call more or 
 
 from __future__ import annotations
 
+import asyncio
 import time
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
-BOUNDS_S: Final = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
-)  # fmt: skip
-"""Upper bounds of the histogram, in seconds: a local call takes a tenth of a millisecond, a verification minutes."""
+from kvstore.core.errors import KVStoreError
+from kvstore.core.histogram import Histogram
 
 
 @dataclass(slots=True)
-class MethodTimes:
-    """Calls of one method: how many ended within each bound (the last entry: later than all), and their time in all."""
+class MethodTimes(Histogram):
+    """Calls of one method."""
 
-    within: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-    seconds: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
     """By reason of the error, as the wire names it."""
 
@@ -36,14 +32,30 @@ class CallTimes:
 
     def count(self, name: str, began: float, failure: str = "") -> None:
         """A call that began at ``began`` (of ``now``) has ended."""
-        seconds = self.now() - began
         found = self._of.get(name)
         if found is None:
             found = self._of[name] = MethodTimes()
-        found.within[bisect_left(BOUNDS_S, seconds)] += 1
-        found.seconds += seconds
+        found.add(self.now() - began)
         if failure:
             found.failures[failure] = found.failures.get(failure, 0) + 1
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Count a stream that lasts as long as this."""
+        began, failure = self.now(), ""
+        try:
+            yield
+        except KVStoreError as error:
+            failure = error.reason
+            raise
+        except asyncio.CancelledError:
+            failure = "CANCELLED"
+            raise
+        except Exception:
+            failure = KVStoreError.reason
+            raise
+        finally:
+            self.count(name, began, failure)
 
     def by_method(self) -> dict[str, MethodTimes]:
         """What was counted so far, by name on the wire; the caller must not change it."""

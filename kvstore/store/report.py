@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
 from kvstore.cache import NearNamespace
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
+from kvstore.core.transfers import Edge, SlowTransfer, Transfers
 from kvstore.core.types import BlockKey, Codec, LeaseId, NamespaceId, Outcome, Reason, SessionId, Tier
 from kvstore.tiers.base import RecoveryReport
 
@@ -36,6 +37,7 @@ class TierReport:
     low_watermark: float = 0.0
     raw_bytes: int = 0
     saved_bytes: int = 0
+    fragmentation: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class StatusReport:
     recovery: RecoveryReport
     counters: dict[str, int]
     warnings: tuple[str, ...]
+    transfers: Mapping[Edge, Transfers] = field(default_factory=dict)
+    slow: tuple[SlowTransfer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

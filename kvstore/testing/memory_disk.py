@@ -101,6 +101,11 @@ class MemoryDisk:
         """ "degraded" while the switch is on."""
         return DiskState("degraded" if self.degraded else "ready", "switched off" if self.degraded else "")
 
+    @property
+    def fragmentation(self) -> float:
+        """Nothing lies in segments here."""
+        return 0.0
+
     def recover(self) -> Iterator[RecoveredBlock]:
         """Every block, oldest first."""
         blocks = list(self._blocks.items())

@@ -78,6 +78,14 @@ class RangeAllocator:
             self._join_loose()
             return begin - self._ends.get(begin, begin), self._starts.get(end, 0)
 
+    @property
+    def fragmentation(self) -> float:
+        """Share of the free bytes outside of the largest hole; 0 where nothing is free."""
+        with self._lock:
+            self._join_loose()
+            free = self.capacity - self._used
+            return 1 - self._sizes[-1] / free if free else 0.0
+
     def _cut(self, size: int) -> int | None:
         """Start of a range cut off the lowest of the smallest holes that fit."""
         self._join_loose()

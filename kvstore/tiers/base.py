@@ -49,6 +49,10 @@ class Arena(Protocol):
     def holes_beside(self, begin: int, end: int) -> tuple[int, int]:
         """Bytes of the hole that ends at offset ``begin``, and of the one that begins at ``end``; 0 for none. O(1)."""
 
+    @property
+    def fragmentation(self) -> float:
+        """Share of the free bytes that lie outside of the largest hole; 0 where nothing is free."""
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         """The range as writable bytes of this process. The caller lets the view go before it frees the range."""
 
@@ -216,6 +220,10 @@ class DiskTier(Protocol):
     @property
     def state(self) -> DiskState:
         """Health and counters."""
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of the bytes of sealed storage that are dead: what ``compact`` would give back."""
 
     def recover(self) -> Iterator[RecoveredBlock]:
         """Rebuild the tables and yield every whole block, oldest first. Called once, first; exhaust it."""

@@ -132,6 +132,11 @@ class CudaDeviceArena:
         """See ``base.Arena.holes_beside``."""
         return self._ranges.holes_beside(begin, end)
 
+    @property
+    def fragmentation(self) -> float:
+        """See ``base.Arena.fragmentation``."""
+        return self._ranges.fragmentation
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         """A GPU's memory has no bytes for the CPU: raises Unavailable."""
         raise Unavailable("the DEVICE arena is on a GPU and has no host view", field="area", value="DEVICE")

@@ -84,6 +84,11 @@ class MemfdArena:
         """See ``base.Arena.holes_beside``."""
         return self._ranges.holes_beside(begin, end)
 
+    @property
+    def fragmentation(self) -> float:
+        """See ``base.Arena.fragmentation``."""
+        return self._ranges.fragmentation
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         """See ``base.Arena.view``. ValueError outside the arena."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.capacity_bytes:

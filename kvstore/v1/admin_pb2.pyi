@@ -13,7 +13,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("tier", "capacity_bytes", "used_bytes", "reserved_bytes", "blocks", "pinned_bytes", "state", "last_error", "backing", "evicted", "demoted", "promoted", "removed", "high_watermark", "low_watermark", "raw_bytes", "saved_bytes")
+    __slots__ = ("tier", "capacity_bytes", "used_bytes", "reserved_bytes", "blocks", "pinned_bytes", "state", "last_error", "backing", "evicted", "demoted", "promoted", "removed", "high_watermark", "low_watermark", "raw_bytes", "saved_bytes", "fragmentation")
     TIER_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class TierStatus(_message.Message):
     LOW_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     SAVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTATION_FIELD_NUMBER: _ClassVar[int]
     tier: _common_pb2.Tier
     capacity_bytes: int
     used_bytes: int
@@ -48,7 +49,8 @@ class TierStatus(_message.Message):
     low_watermark: float
     raw_bytes: int
     saved_bytes: int
-    def __init__(self, tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., state: _Optional[str] = ..., last_error: _Optional[str] = ..., backing: _Optional[str] = ..., evicted: _Optional[int] = ..., demoted: _Optional[int] = ..., promoted: _Optional[int] = ..., removed: _Optional[int] = ..., high_watermark: _Optional[float] = ..., low_watermark: _Optional[float] = ..., raw_bytes: _Optional[int] = ..., saved_bytes: _Optional[int] = ...) -> None: ...
+    fragmentation: float
+    def __init__(self, tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., state: _Optional[str] = ..., last_error: _Optional[str] = ..., backing: _Optional[str] = ..., evicted: _Optional[int] = ..., demoted: _Optional[int] = ..., promoted: _Optional[int] = ..., removed: _Optional[int] = ..., high_watermark: _Optional[float] = ..., low_watermark: _Optional[float] = ..., raw_bytes: _Optional[int] = ..., saved_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ...) -> None: ...
 
 class RecoveryReport(_message.Message):
     __slots__ = ("blocks", "bytes", "seconds", "cut_bytes", "quarantined", "orphans_removed", "mode")

@@ -157,3 +157,16 @@ class BlockIndex:
 
 def _columns() -> list[array[int]]:
     return [array("i") for _ in range(TIERS_MAX + 1)]
+
+
+def closes_circle(index: BlockIndex, slot: int, parent: int) -> bool:
+    """Whether a block that is about to come hangs above ``parent`` already, and so can not have it as its parent.
+
+    ``slot`` is that of its ghost, or NONE. Keys that are made of tokens never do; the keys of a client need not be.
+    """
+    # Only a ghost whose parent is not known yet is given one. It is the top of what hangs under it.
+    if slot == NONE or index.parent[slot] != UNKNOWN or not index.children[slot]:
+        return False
+    while parent >= 0 and parent != slot:
+        parent = index.parent[parent]
+    return parent == slot

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.cache import FetchResult
+from kvstore.core.transfers import BUFFER, edge
 from kvstore.core.types import Area, BlockKey, Busy, Codec, JobId, Outcome, Place, Reason, Target, Tier
 from kvstore.store.columns.index import PAGE_BITS
 from kvstore.store.moves import copies
@@ -237,9 +238,11 @@ class Loading:
                 continue
             (size, stride), (first, end) = one.lengths, one.units
             head = layout.header_bytes if one.source is Tier.HOST else 0
+            began = self._state.transfers.now()
             source = self._state.arenas[one.source].view(one.place + head + first * stride, (end - first) * stride)
             copies.copy_slices(source, one.buffer.view(*one.range), end - first, size, (stride, stride))
             one.well = True
+            self._state.transfers.count(edge(one.source, BUFFER), began, 1, one.range[1])
 
     def _read_landings(self, load: Load, tier: Tier, landing: list[_Landing]) -> None:
         if not landing:
@@ -252,13 +255,16 @@ class Loading:
             )
             for one in landing
         ]  # fmt: skip
-        ready = disk.state.state == "ready"
+        ready, began = disk.state.state == "ready", self._state.transfers.now()
         for one, status in zip(landing, disk.read(reads), strict=True):
             if status is ReadStatus.OK:
                 one.well = True
             else:
                 slot = load.slots[one.position]
                 one.reason = self._promoter.failed_read(slot, (tier, one.place), status, ready=ready)
+        arrived = [one.range[1] for one in landing if one.well]
+        failed = len(landing) - len(arrived)
+        self._state.transfers.count(edge(tier, BUFFER), began, len(arrived), sum(arrived), failed)
 
     def _end_landing(self, load: Load, one: _Landing) -> None:
         """The I/O has ended: the range goes to the lease, or back if there is no use for it. Lock held."""

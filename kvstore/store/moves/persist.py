@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from kvstore.core.errors import TierFull, TierUnavailable
+from kvstore.core.transfers import edge
 from kvstore.core.types import Reason, Tier
 from kvstore.store.moves.move import Failures, Fill, Movement
 from kvstore.store.moves.promote import Promoter
@@ -126,7 +127,9 @@ class _Writer:
             return Reason.TIER_UNAVAILABLE
         blocks = [BlockWrite(f.key, f.parent, f.codec, data) for f, data in zip(run, stored, strict=True)]
         nbytes = sum(fill.copy.nbytes for fill in run)
+        times, way = self._state.transfers, edge(run[0].source, self._tier)
         for attempt in range(FULL_TRIES_MAX):
+            began = times.now()
             try:
                 self._know_namespace(disk, namespace)
                 handles = disk.write(namespace.namespace_id, blocks, durable=self._durable)
@@ -136,11 +139,13 @@ class _Writer:
                 continue
             except TierUnavailable as error:
                 log.warning("a write of %d blocks to SSD was dropped: %s", len(run), error)
+                times.count(way, began, 0, 0, len(run))
                 self._movement.look_at(self._tier)
                 return Reason.TIER_UNAVAILABLE
             for fill, handle in zip(run, handles, strict=True):
                 fill.copy.place = handle
                 fill.well = True
+            times.count(way, began, len(run), nbytes)
             self._movement.vain.worked()
             self._count(run, nbytes)
             return None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvstore.core.errors import CorruptBlock, TierError
+from kvstore.core.transfers import edge
 from kvstore.core.types import Codec, Reason, Tier
 from kvstore.store.columns.index import NONE
 from kvstore.store.moves import copies
@@ -88,7 +89,7 @@ class Promoter:
         if device is None or not self._take(fill, failures):
             return
         names = (fill.key, fill.parent)
-        coded = fill.codec
+        coded, began = fill.codec, self._state.transfers.now()
         try:
             stored = host.view(fill.copy.place, fill.copy.nbytes)
             source = (device, fill.source_place)
@@ -103,6 +104,7 @@ class Promoter:
             stored = host.view(fill.copy.place, fill.copy.nbytes)
             copies.store_from_device(fill.namespace, names, Codec.RAW, (device, fill.source_place), stored)
         fill.well = fill.codec is coded or self._may_recode(fill, failures)
+        self._state.transfers.count(_DOWN, began, 1, fill.copy.nbytes)
 
     def _may_recode(self, fill: Fill, failures: Failures) -> bool:
         """A block has one codec below DEVICE: it changes only while no stored copy has the old one."""
@@ -125,12 +127,16 @@ class Promoter:
             for f in fills
         ]  # fmt: skip
         ready = disk.state.state == "ready"
+        began = self._state.transfers.now()
         statuses = disk.read(reads)
         for fill, read, status in zip(fills, reads, statuses, strict=True):
             found = self._checked(fill, read) if status is ReadStatus.OK else status
             fill.well = found is ReadStatus.OK
             if not fill.well:
                 failures[fill.slot] = self.failed_read(fill.slot, (tier, fill.source_place), found, ready=ready)
+        arrived = [fill.copy.nbytes for fill in fills if fill.well]
+        failed = len(fills) - len(arrived)
+        self._state.transfers.count(edge(tier, Tier.HOST), began, len(arrived), sum(arrived), failed)
         with self._state.locked() as book:
             book.counters.count(f"{tier.name.lower()}_promoted", sum(fill.well for fill in fills))
 
@@ -172,6 +178,7 @@ class Promoter:
                 continue
             layout = fill.namespace.layout
             source = host.view(fill.source_place + layout.header_bytes, layout.units_bytes(fill.codec))
+            began = self._state.transfers.now()
             try:
                 if fill.device_codec is Codec.RAW:
                     device.decode(fill.copy.place, layout, fill.namespace.spec, fill.codec, source)
@@ -180,11 +187,16 @@ class Promoter:
             except TierError as error:
                 log.error("block %s can not be decoded (%s): %s", fill.key.hex(), fill.codec.word, error)
                 failures[fill.slot] = Reason.TIER_UNAVAILABLE
+                self._state.transfers.count(_UP, began, 0, 0, 1)
                 continue
             fill.well = True
+            self._state.transfers.count(_UP, began, 1, fill.copy.nbytes)
         with self._state.locked() as book:
             book.counters.count("host_promoted", sum(fill.well for fill in fills))
 
+
+_UP: Final = edge(Tier.HOST, Tier.DEVICE)
+_DOWN: Final = edge(Tier.DEVICE, Tier.HOST)
 
 _REASONS = {
     ReadStatus.CORRUPT: Reason.QUARANTINED,

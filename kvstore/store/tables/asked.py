@@ -1,4 +1,4 @@
-"""What was asked for and what came of it, as counters: found by tier, missed by reason. Lock held in all of these.
+"""What was asked for and what came of it, as counters: found by tier, missed by reason, put. Lock held in all of these.
 
 Counted once a call and not once a key: a run that is found whole takes one pass over its residency column.
 """
@@ -6,7 +6,7 @@ Counted once a call and not once a key: a run that is found whole takes one pass
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from kvstore.cache import FetchResult
 from kvstore.core.types import Outcome, Reason, Tier
@@ -39,3 +39,26 @@ def count_refused(counters: Counters, result: FetchResult, positions: Iterable[i
             counters.count(f"fetch_missed_{result.reasons[position].name.lower()}")
         elif outcome is Outcome.BUSY:
             counters.count("fetch_busy")
+
+
+class PutEntry(Protocol):
+    """One block of a commit, when its answer is known."""
+
+    outcome: Outcome
+    reason: Reason
+    existed: bool
+
+
+def count_put(counters: Counters, entries: Iterable[PutEntry]) -> None:
+    """Blocks of a commit: new, resident already (that somebody else stored first), or refused, by reason."""
+    new = existed = 0
+    for entry in entries:
+        if entry.outcome is not Outcome.HIT:
+            counters.count(f"put_refused_{entry.reason.name.lower()}")
+        elif entry.existed:
+            existed += 1
+        else:
+            new += 1
+    counters.count("put_new", new)
+    if existed:
+        counters.count("put_existed", existed)

@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 from kvstore.core.clock import Clock
 from kvstore.core.durations import NOTABLE_S, Durations
 from kvstore.core.errors import TierError
+from kvstore.core.transfers import TransferTimes
 from kvstore.core.types import BlockName, Tier
 from kvstore.store.config import StoreConfig
 from kvstore.store.tables.book import Book
@@ -83,6 +84,7 @@ class State:
         """What the disk has lost while its copy was not READY yet."""
         self.later: list[Callable[[], None]] = []
         """What the section leaves to be done; see ``afterwards``."""
+        self.transfers = TransferTimes()
         self._listeners: list[Callable[[], None]] = []
         self._section = _Section(self)
 

@@ -84,6 +84,8 @@ class Admin:
             recovery=disk.report if disk is not None else RecoveryReport(mode="off"),
             counters=counters,
             warnings=warnings,
+            transfers=state.transfers.by_edge(),
+            slow=state.transfers.slow,
         )
 
     def _tier(self, tier: Tier) -> TierReport:
@@ -107,6 +109,7 @@ class Admin:
             low_watermark=marks.low,
             raw_bytes=book.raw_bytes[tier],
             saved_bytes=book.raw_bytes[tier] - book.bytes[tier],
+            fragmentation=arena.fragmentation if arena else 0.0,
         )
 
     def namespaces(self) -> tuple[NamespaceReport, ...]:
@@ -283,7 +286,7 @@ def _with_disk(report: TierReport, storage: DiskTier) -> TierReport:
     health = storage.state
     return replace(
         report, state=health.state, last_error=health.last_error, capacity_bytes=storage.capacity_bytes,
-        used_bytes=storage.used_bytes,
+        used_bytes=storage.used_bytes, fragmentation=storage.fragmentation,
     )  # fmt: skip
 
 

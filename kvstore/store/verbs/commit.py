@@ -12,6 +12,7 @@ from typing import Final
 
 from kvstore.cache import CommitEntry, CommitResult
 from kvstore.core.errors import InvalidArgument
+from kvstore.core.transfers import BUFFER, edge
 from kvstore.core.types import (
     ROOT_PARENT,
     Area,
@@ -25,11 +26,12 @@ from kvstore.core.types import (
     Tier,
     WritePolicy,
 )  # fmt: skip
-from kvstore.store.columns.index import NONE, UNKNOWN, BlockIndex
+from kvstore.store.columns.index import NONE, closes_circle
 from kvstore.store.columns.lifecycle import Copy, CopyState, Event
 from kvstore.store.moves import copies, shrink
 from kvstore.store.moves.move import Movement
 from kvstore.store.moves.raw_copies import RawBlock, store_raw
+from kvstore.store.tables.asked import count_put
 from kvstore.store.tables.book import TIER_BITS, copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Lease, Owner, Reservation
@@ -178,6 +180,7 @@ class Commit:
         """Copy out of the buffer: to DEVICE, or to HOST with checksums; encode on DEVICE. Without the lock."""
         if len(self._given) > SECTION:
             self._last_child = {entry.parent: position for position, entry in enumerate(self._entries)}
+        began = self._state.transfers.now()
         device: list[_Entry] = []
         raw: list[_Entry] = []
         blocks: list[RawBlock] = []
@@ -196,6 +199,16 @@ class Commit:
         store_raw(self._namespace, blocks)
         for entry in raw:
             entry.copied = True
+        self._count_copied(began)
+
+    def _count_copied(self, began: float) -> None:
+        """One batch a tier; a client reserves for one at a time, so mostly there is one."""
+        sizes: dict[Tier, list[int]] = {}
+        for entry in self._entries:
+            if entry.needed and entry.copied and entry.reservation.area is Area.BUFFER:
+                sizes.setdefault(entry.copy.tier, []).append(entry.copy.nbytes)
+        for tier, found in sizes.items():
+            self._state.transfers.count(edge(BUFFER, tier), began, len(found), sum(found))
 
     def _fill_device(self, entries: list[_Entry]) -> None:
         """Copy from the buffer to the places in DEVICE that are kept for the blocks, and encode there if wanted."""
@@ -269,6 +282,7 @@ class Commit:
             self._give_back(entry)
             if self._lease is not None:
                 self._pin(entry, self._lease)
+        count_put(book.counters, part)
         self.slots += slots
         if self._queue is None:
             for slot in slots:
@@ -381,16 +395,3 @@ class Commit:
             tuple([entry.place for entry in self._entries]) if self._lease is not None else (),
             self._busy if Outcome.BUSY in outcomes else None,
         )
-
-
-def closes_circle(index: BlockIndex, slot: int, parent: int) -> bool:
-    """Whether a block that is about to come hangs above ``parent`` already, and so can not have it as its parent.
-
-    ``slot`` is that of its ghost, or NONE. Keys that are made of tokens never do; the keys of a client need not be.
-    """
-    # Only a ghost whose parent is not known yet is given one. It is the top of what hangs under it.
-    if slot == NONE or index.parent[slot] != UNKNOWN or not index.children[slot]:
-        return False
-    while parent >= 0 and parent != slot:
-        parent = index.parent[parent]
-    return parent == slot

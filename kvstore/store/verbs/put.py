@@ -117,7 +117,11 @@ class Put:
                     claims.add(Outcome.BUSY)
             if whole and claims.busy is not None:
                 self._tenancy.give_back_reservations(claims.none())
+            if known := claims.outcomes.count(Outcome.HIT):
+                book.counters.count("put_known", known)
             refused = claims.outcomes.count(Outcome.BUSY)
+            if claims.busy is not None:
+                book.counters.count(f"put_refused_{claims.busy.reason.name.lower()}", refused)
             if claims.busy is not None and claims.busy.tier is Tier.DEVICE and not state.draining:
                 self._queues.want_room(tier, refused * namespace.layout.device_bytes)
         return ReserveResult(tuple(claims.outcomes), tuple(claims.ids), tuple(claims.places), claims.busy, standing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from typing import Final
 
 from kvstore.core.clock import Clock
@@ -30,6 +31,8 @@ class Health:
         self._next_probe = 0.0
         self.last_error = ""
         self.degradations = 0
+        self.errors: Counter[str] = Counter({"io_error_read": 0, "io_error_write": 0, "io_error_stall": 0})
+        """Operations that failed, and those that did not end in time; by the names of Status."""
 
     @property
     def state(self) -> str:
@@ -59,6 +62,7 @@ class Health:
         """A read failed; a timeout counts as a stalled device at once."""
         with self._lock:
             self._read_errors += 1
+            self._count("read", error)
             self.note(what, error)
             if isinstance(error, TimeoutError) or self._read_errors >= self._config.read_errors_max:
                 self._degrade(reads=True, writes=isinstance(error, TimeoutError))
@@ -66,6 +70,7 @@ class Health:
     def write_failed(self, what: str, error: BaseException) -> None:
         """A write or a sync failed; a timeout refuses reads too, since the device may be stalled."""
         with self._lock:
+            self._count("write", error)
             self.note(what, error)
             self._degrade(reads=isinstance(error, TimeoutError), writes=True)
 
@@ -91,6 +96,9 @@ class Health:
                 log.warning("the SSD tier is ready again; the last error was: %s", self.last_error)
             self._reads_ok = self._writes_ok = True
             self._read_errors = 0
+
+    def _count(self, way: str, error: BaseException) -> None:
+        self.errors["io_error_stall" if isinstance(error, TimeoutError) else f"io_error_{way}"] += 1
 
     def note(self, what: str, error: BaseException) -> None:
         """Remember an error for people."""

@@ -145,7 +145,14 @@ class SsdTier:
         with core.lock:
             counters = dict(core.counters) | {"coded_saved_bytes": core.saved_bytes}
         counters["degradations"] = core.health.degradations
+        counters.update(core.health.errors)
+        counters["reads_queued"], counters["writes_queued"] = core.reads.waiting, core.writes.waiting
         return DiskState(core.health.state, core.health.last_error, counters)
+
+    @property
+    def fragmentation(self) -> float:
+        """See ``DiskTier.fragmentation``."""
+        return self._reclaimer.fragmentation()
 
     def namespaces(self) -> Sequence[tuple[NamespaceSpec, NamespacePolicy, str]]:
         """See ``DiskTier.namespaces``."""
