@@ -233,7 +233,10 @@ def _unless_lost(link: Any, error: KVStoreError) -> None:
     A lease ends without a word where this process was stopped for longer than it lives.
     """
     if isinstance(error, Unavailable) and (link is None or not link.closed):
-        raise error
+        try:
+            raise error
+        finally:
+            del error
 
 
 def _no_memory(area: Area) -> memoryview:

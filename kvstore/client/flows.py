@@ -207,7 +207,11 @@ class Flows:
     def fall_back(self, method: str, error: KVStoreError, fallback: Callable[[], T]) -> T:
         """Raise a failure if the client is strict or the caller is to blame; else count it and answer for the cache."""
         if self.options.strict or isinstance(error, CALLERS_ERRORS):
-            raise error
+            try:
+                raise error
+            finally:
+                # A frame that refers to the error that went through it keeps what the caller's frames hold, too.
+                del error
         self.note(method, error)
         return fallback()
 

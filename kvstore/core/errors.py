@@ -152,8 +152,11 @@ class TierFull(TierError):
     """The tier has no space for this write within its cap and its floor of free space."""
 
     reason = "TIER_FULL"
-    others = False
-    """Whether others have filled the disk: dropping blocks of our own would bring nothing back."""
+
+    def __init__(self, message: str, *, others: bool = False) -> None:
+        super().__init__(message)
+        self.others = others
+        """Whether others have filled the disk: dropping blocks of our own would bring nothing back."""
 
 
 class TierUnavailable(TierError):

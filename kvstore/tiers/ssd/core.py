@@ -192,9 +192,7 @@ class Core:
     def attempt(self, work: Callable[[], T]) -> T:
         """Do bookkeeping I/O on a pool thread with a deadline; raises what it raises, TimeoutError when it is stuck."""
         task = Call(work)
-        (error,) = self.calls.run([task], self.config.io_deadline_s)
-        if error is not None:
-            raise error
+        self.calls.do(task, self.config.io_deadline_s)
         return task.result  # type: ignore[return-value]
 
     def call(self, what: str, work: Callable[[], T]) -> T:

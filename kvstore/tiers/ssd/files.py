@@ -31,9 +31,7 @@ class PageChunk:
 def read_pages(core: Core, fd: int, offset: int, nbytes: int) -> bytes:
     """Read whole pages, ``nbytes`` rounded up, through the pool's aligned buffers; fewer at the end. Raises OSError."""
     chunk = PageChunk(core.port, fd, offset, align_up(nbytes, PAGE_BYTES))
-    (error,) = core.reads.run([chunk], core.config.io_deadline_s)
-    if error is not None:
-        raise error
+    core.reads.do(chunk, core.config.io_deadline_s)
     return chunk.data
 
 

@@ -100,7 +100,7 @@ class Health:
     def _count(self, way: str, error: BaseException) -> None:
         self.errors["io_error_stall" if isinstance(error, TimeoutError) else f"io_error_{way}"] += 1
 
-    def note(self, what: str, error: BaseException) -> None:
+    def note(self, what: str, error: BaseException | str) -> None:
         """Remember an error for people."""
         self.last_error = f"{what}: {error}"
 

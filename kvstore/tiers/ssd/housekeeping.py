@@ -93,10 +93,10 @@ class Housekeeper:
         try:
             core.attempt(self._restore)
             fd = core.attempt(self._open_probe)
-            (error,) = core.writes.run([ProbeChunk(core.port, fd)], core.config.io_deadline_s)
-            core.attempt(lambda: self._remove_probe(fd))
-            if error is not None:
-                raise error
+            try:
+                core.writes.do(ProbeChunk(core.port, fd), core.config.io_deadline_s)
+            finally:
+                core.attempt(lambda: self._remove_probe(fd))
             core.attempt(self._committer.check_journal)
             self.drop_lost_segments()
             self._committer.settle()

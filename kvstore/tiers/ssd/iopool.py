@@ -164,6 +164,13 @@ class IoPool:
                 batch.done.wait(left)
         return [task.error for task in tasks]
 
+    def do(self, operation: Operation, deadline_s: float) -> None:
+        """``run`` of one operation. Raises its error."""
+        errors = self.run([operation], deadline_s)
+        if errors[0] is not None:
+            # Out of the list: an error that a frame of its own traceback refers to keeps all of them, and their memory.
+            raise errors.pop()  # type: ignore[misc]
+
     def close(self) -> None:
         """Let the threads end when their queue is empty; does not wait for a stuck one."""
         with self._lock:
@@ -217,6 +224,8 @@ class IoPool:
                     task.batch.remaining -= 1
                     if not task.batch.remaining:
                         task.batch.done.notify_all()
+            # The caller's memory and the error's frames are not kept until the next operation comes.
+            del task, taken, buffer, error
 
     def _take(self) -> tuple[_Task, int, memoryview] | None:
         while self._queue and self._queue[0].stage is Stage.ABANDONED:

@@ -112,13 +112,10 @@ class Placer:
         free = now + spare
         if free + loose - nbytes < floor:
             core.counters["refused_floor"] += 1
-            full = TierFull(
-                f"a segment needs {nbytes} bytes; {free + loose} are free on the filesystem, {floor} are kept free"
-            )
+            words = f"a segment needs {nbytes} bytes; {free + loose} are free on the filesystem, {floor} are kept free"
+            core.health.note("new segment", words)
             # We never go below the floor, so it was others that did.
-            full.others = now < floor
-            core.health.note("new segment", full)
-            raise full
+            raise TierFull(words, others=now < floor)
         return room >= nbytes and free - nbytes >= floor
 
     def _extend(self, segment: Segment, size: int) -> None:
@@ -160,9 +157,7 @@ class Placer:
             head = WriteChunk(
                 core.port, segment.fd, 0, [memoryview(pack_segment_head(segment.number))], SEGMENT_HEAD_BYTES
             )
-            (error,) = core.writes.run([head], core.config.io_deadline_s)
-            if error is not None:
-                raise error
+            core.writes.do(head, core.config.io_deadline_s)
             allocated = core.port.fstat(segment.fd).allocated
         except BaseException:
             core.port.close(segment.fd)

@@ -83,5 +83,5 @@ def watched(core: Core, work: Callable[[], T]) -> T:
     finally:
         core.port = port
     if errors:
-        raise errors[0]
+        raise errors.pop()
     return results[0]
