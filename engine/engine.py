@@ -28,7 +28,7 @@ from kvstore.engine.manager import BlockManager
 from kvstore.engine.model import ModelRunner
 from kvstore.engine.sampling import Draw, Sampler, SamplingParams, TokenLogprobs
 from kvstore.engine.scheduler import Scheduler, Share
-from kvstore.engine.sequence import FinishReason, RequestId, Sequence
+from kvstore.engine.sequence import FinishReason, Progress, RequestId, Sequence
 from kvstore.engine.step import build_step
 from kvstore.engine.text import TextStream
 from kvstore.engine.weights import Model
@@ -109,7 +109,7 @@ class Engine:
         vocabulary, and text or stop strings where the model has no tokenizer.
         """
         params = params or SamplingParams()
-        tokens = self._tokens_of(prompt)
+        tokens = self.tokens_of(prompt)
         if params.stop and self._model.text is None:
             raise InvalidArgument("sampling.stop", params.stop, "none, since this model has no tokenizer")
         stream = TextStream(self._model.text, params.stop) if self._model.text is not None else None
@@ -129,10 +129,10 @@ class Engine:
         """Requests that wait to be let in."""
         return len(self._scheduler) - self._scheduler.running
 
-    def prefilled(self, request_id: RequestId) -> tuple[int, int] | None:
-        """How many tokens of a request are computed, and how many are known; None once it has ended."""
+    def progress(self, request_id: RequestId) -> Progress | None:
+        """How far a request is; None once it has ended."""
         sequence = self._scheduler.find(request_id)
-        return None if sequence is None else (sequence.computed, len(sequence.tokens))
+        return None if sequence is None else Progress.of(sequence)
 
     def abort(self, request_id: RequestId) -> bool:
         """End a request; its last output has reason ABORTED. False if it has ended already."""
@@ -193,7 +193,8 @@ class Engine:
             self._finish(sequence, FinishReason.ABORTED)
         self._link.close()
 
-    def _tokens_of(self, prompt: str | Items[int]) -> list[int]:
+    def tokens_of(self, prompt: str | Items[int]) -> list[int]:
+        """Token ids of a prompt. Raises InvalidArgument as ``add_request`` does; for any thread."""
         if isinstance(prompt, str):
             if self._model.text is None:
                 raise InvalidArgument("prompt", "text", "token ids, since this model has no tokenizer")

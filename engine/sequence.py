@@ -92,3 +92,17 @@ class Sequence:
     def rank(self) -> tuple[int, int, int]:
         """Sorts by importance: higher priority first, then the shorter one where that counts, then earlier arrival."""
         return (-self.priority, self.length, self.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """``computed`` of a request's ``known`` tokens have their K and V; ``waiting`` until it is let in."""
+
+    computed: int
+    known: int
+    waiting: bool
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> Progress:
+        """Of a request as it is now."""
+        return cls(sequence.computed, len(sequence.tokens), sequence.state is SequenceState.WAITING)

@@ -28,10 +28,9 @@ def kvbench() -> None:
 
 def _start(command: str, module: str, extra: str) -> None:
     try:
-        main = import_module(module).main
+        import_module(module).main()
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing in ("", "kvstore"):
             raise
         sys.exit(f"{command}: {missing} is not installed: pip install 'tiered-kvstore[{extra}]'")
-    main()

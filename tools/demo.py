@@ -31,7 +31,7 @@ from kvstore.engine.weights import Model, load_model
 from kvstore.tools import text
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.fetch_model import fetch_model
-from kvstore.tools.kvengine.serve import Answer, serve
+from kvstore.tools.kvengine.answers import Answer, serve
 from kvstore.tools.output import Format, Printer, columns
 from kvstore.tools.progress import Progress
 from kvstore.v1 import common_pb2

@@ -8,7 +8,7 @@ from kvstore.core.errors import InvalidArgument
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.sampling import SamplingParams
-from kvstore.engine.sequence import RequestId
+from kvstore.engine.sequence import Progress, RequestId
 from tests.engine.families import Pair, build_pair, random_prompt
 from tests.engine.stores import Sizes, open_cache, open_store, pinned_bytes
 
@@ -51,14 +51,14 @@ def test_who_waits_goes_on_when_the_one_that_computes_is_aborted(pair: Pair) -> 
         first, second = (engine.add_request(prompt, GREEDY) for prompt in PROMPTS[:2])
         engine.step()
         engine.step()
-        assert engine.prefilled(first) == (128, 265)
+        assert engine.progress(first) == Progress(128, 265, waiting=False)
         assert engine.abort(first)
         tokens = []
         while engine.has_work:
             tokens += [output.token for output in engine.step() if output.request_id == second]
         assert tuple(tokens) == pair.greedy(PROMPTS[1], 4)
         assert engine.counters.tokens_from["engine"] + engine.counters.tokens_from["device"] == 128
-        assert engine.prefilled(second) is None
+        assert engine.progress(second) is None
         engine.close()
 
 

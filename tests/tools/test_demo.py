@@ -10,7 +10,7 @@ from rich.console import Console
 from kvstore.core.errors import Unavailable
 from kvstore.engine.reference import common_start
 from kvstore.tools.demo import QUESTIONS, Asked, long_text, show
-from kvstore.tools.kvengine.serve import Answer
+from kvstore.tools.kvengine.answers import Answer
 from kvstore.tools.output import Format, Printer
 from kvstore.tools.progress import Progress
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kvstore import __version__
 from kvstore.core.errors import InvalidArgument
-from kvstore.engine.sampling import SamplingParams
+from kvstore.engine.params import SamplingParams
 from kvstore.tools.output import Format
 
 EPILOG = """\
@@ -20,13 +20,10 @@ Exit codes: 0 all prompts were answered, 1 at least one ran out of memory, 2 usa
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What was asked for. ``socket`` None means an embedded store of these sizes; ``ssd`` None means no SSD tier."""
+class EngineOptions:
+    """The engine and its cache. ``socket`` None means an embedded store of these sizes; ``ssd`` None no SSD tier."""
 
     model: Path
-    prompts: tuple[str, ...]
-    chat: bool
-    sampling: SamplingParams
     socket: str | None
     device_mib: int
     host_mib: int
@@ -45,6 +42,17 @@ class Options:
     token_budget: int
     running_max: int
     threads: int | None
+    schedule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Prompts to run, and on what."""
+
+    engine: EngineOptions
+    prompts: tuple[str, ...]
+    chat: bool
+    sampling: SamplingParams
     output: Format
 
 
@@ -52,32 +60,39 @@ def parse(arguments: Sequence[str] | None) -> Options:
     """Read the command line; a wrong one ends the process with code 2 and says what would be right."""
     parser = argparse.ArgumentParser(
         prog="kvengine",
-        description="Run prompts on a model, with K and V kept by kvstored or by a store inside this process.",
+        usage="kvengine [options] MODEL -p PROMPT ...\n       kvengine serve [options] MODEL",
+        description="Run prompts on a model, with K and V kept by kvstored or by a store inside this process; "
+        "`kvengine serve` answers over HTTP as OpenAI's API does.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", type=Path, help="a folder with config.json and safetensors files, or a GGUF file")
-    parser.add_argument("--version", action="version", version=__version__)
     _add_prompts(parser.add_argument_group("prompts"))
     _add_sampling(parser.add_argument_group("answers"))
-    _add_cache(parser.add_argument_group("cache"))
-    _add_engine(parser.add_argument_group("engine"))
+    parser.add_argument("--output", choices=[str(f) for f in Format], default=str(Format.TABLE))
+    add_engine(parser)
     given = parser.parse_args(arguments)
     try:
         prompts = read_prompts(given.prompt, given.file, given.context)
-        for option, words in (("--prompt", given.prompt), ("--salt", [given.salt]), ("--stop", given.stop)):
+        for option, words in (("--prompt", given.prompt), ("--stop", given.stop)):
             _check_text(option, words)
-        sampling = _sampling(given)
+        sampling, engine = _sampling(given), engine_options(given)
     except (OSError, InvalidArgument) as error:
         parser.error(str(error))
     if not prompts:
         parser.error("no prompt: give --prompt TEXT or --file FILE with at least one line that is not empty")
     return Options(
-        given.model, prompts, given.chat, sampling, given.socket, given.device_mib, given.host_mib, given.ssd,
-        given.ssd_mib, given.device, given.dtype, given.kv_dtype, given.codec, given.raw_layers, given.raw_first_tokens,
-        given.recent_raw_tokens, given.device_codec, given.lossless, given.salt, given.token_budget, given.running_max,
-        given.threads, Format(given.output),
-    )  # fmt: skip
+        engine=engine,
+        prompts=prompts,
+        chat=given.chat,
+        sampling=sampling,
+        output=Format(given.output),
+    )
+
+
+def engine_options(given: argparse.Namespace) -> EngineOptions:
+    """What ``add_engine`` and ``add_cache`` put into a command line. Raises InvalidArgument."""
+    _check_text("--salt", [given.salt])
+    return EngineOptions(**{field.name: getattr(given, field.name) for field in fields(EngineOptions)})
 
 
 def read_prompts(texts: Sequence[str], file: Path | None, context: Path | None) -> tuple[str, ...]:
@@ -101,6 +116,14 @@ def _text_of(option: str, file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(option, repr(str(file)), f"a readable UTF-8 file ({error})") from error
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """What every command of ``kvengine`` takes: the model, the cache and the engine."""
+    parser.add_argument("model", type=Path, help="a folder with config.json and safetensors files, or a GGUF file")
+    parser.add_argument("--version", action="version", version=__version__)
+    _add_cache(parser.add_argument_group("cache"))
+    _add_engine(parser.add_argument_group("engine"))
 
 
 def _add_prompts(group: argparse._ArgumentGroup) -> None:
@@ -172,7 +195,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--token-budget", type=int, default=512, help="tokens of one step (default %(default)s)")
     group.add_argument("--running-max", type=int, default=16, help="requests at one time (default %(default)s)")
     group.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
-    group.add_argument("--output", choices=[str(f) for f in Format], default=str(Format.TABLE))
+    group.add_argument(
+        "--schedule",
+        choices=("priority", "fcfs", "shortest"),
+        default="priority",
+        help="which request goes first (default %(default)s, then who came first)",
+    )
 
 
 def _sampling(given: argparse.Namespace) -> SamplingParams:

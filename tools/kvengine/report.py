@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from rich.text import Text
 
 from kvstore.engine.counters import Counters
-from kvstore.tools.kvengine.serve import Answer
+from kvstore.tools.kvengine.answers import Answer
 from kvstore.tools.output import Printer, columns
 
 SOURCES = ("engine", "device", "host", "ssd")
+
+
+class Prefill:
+    """How far the prompts are, on one line of a terminal's stderr; nothing where nobody watches."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, done: int, total: int) -> None:
+        """Write the line anew."""
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[Kprompts: {done:,} of {total:,} tokens")
+            sys.stderr.flush()
+            self._shown = True
+
+    def clear(self) -> None:
+        """Remove the line, before an answer is written."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._shown = False
 
 
 def print_answers(printer: Printer, answers: Sequence[Answer], counters: Counters) -> None:

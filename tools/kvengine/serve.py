@@ -1,57 +1,93 @@
-"""The loop that runs the prompts and times them."""
+"""``kvengine serve``: the engine behind HTTP, until a signal ends it."""
 
 from __future__ import annotations
 
+import signal
+import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from kvstore.engine.engine import Engine, TokenOutput
-from kvstore.engine.sampling import SamplingParams
-from kvstore.engine.sequence import FinishReason, RequestId
+import uvicorn
 
-
-@dataclass(slots=True)
-class Answer:
-    """One prompt's answer. Times are seconds since all prompts were handed in; ``first_s`` is the first token's."""
-
-    prompt_tokens: int
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    reason: FinishReason | None = None
-    first_s: float = 0.0
-    last_s: float = 0.0
-    cached: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Rate of the tokens after the first one; 0 for a single token."""
-        elapsed = self.last_s - self.first_s
-        return (len(self.tokens) - 1) / elapsed if elapsed > 0 else 0.0
-
-    def add(self, output: TokenOutput, seconds: float) -> None:
-        """Take one output of the engine."""
-        self.text += output.text
-        self.reason = output.reason
-        if output.token is not None:
-            self.first_s = self.first_s or seconds
-            self.last_s = seconds
-            self.tokens.append(output.token)
+from kvstore.core.errors import InvalidArgument
+from kvstore.engine.service.app import Service
+from kvstore.engine.service.driver import Driver
+from kvstore.engine.service.metrics import Metrics
+from kvstore.tools.kvengine.opening import OK, STARVED, ended, opened_engine
+from kvstore.tools.kvengine.serve_options import ServeOptions
+from kvstore.tools.output import Format, Printer
 
 
-def serve(
-    engine: Engine, prompts: list[list[int]], params: SamplingParams, show: Callable[[str], None] | None = None
-) -> list[Answer]:
-    """Answer all prompts together; ``show`` is handed the text of a lone prompt as it comes."""
-    answers: dict[RequestId, Answer] = {}
-    begun = time.perf_counter()
-    for prompt in prompts:
-        answers[engine.add_request(prompt, params)] = Answer(len(prompt))
-    while any(answer.reason is None for answer in answers.values()):
-        for output in engine.step():
-            answer = answers[output.request_id]
-            answer.add(output, time.perf_counter() - begun)
-            answer.cached = output.cached_tokens or answer.cached
-            if show is not None and len(prompts) == 1:
-                show(output.text)
-    return list(answers.values())
+def run(options: ServeOptions) -> int:
+    """Load, listen, answer; returns the exit code."""
+    printer = Printer(Format.TABLE)
+    # As Ctrl-C: whatever is open is closed in order. While it serves, uvicorn takes both, and raises them again.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return ended(lambda: _run(options, printer), printer)
+
+
+def _run(options: ServeOptions, printer: Printer) -> int:
+    # Before the model is loaded, which takes long: a port that is taken is told at once.
+    with (
+        _listening(options.host, options.port) as listener,
+        opened_engine(options.engine, printer) as (engine, model),
+    ):
+        metrics = Metrics(engine, options.engine.token_budget)
+        server = _Server(options.drain_s)
+        driver = Driver(engine, options.limits, metrics, on_failure=server.leave)
+        name = options.name or model.spec.model
+        service = Service(engine, model, driver, metrics, options.limits, name, options.keys, int(time.time()))
+        driver.start()
+        try:
+            host, port = listener.getsockname()[:2]
+            printer.talk(f"serving {name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+            server.answer(service, listener)
+        finally:
+            driver.stop()
+    if driver.failed:
+        printer.talk(f"error: {driver.failed}", style="red")
+        return STARVED
+    return OK
+
+
+class _Server:
+    """uvicorn, and a way to end it from the engine's thread."""
+
+    def __init__(self, drain_s: int) -> None:
+        self._drain_s = drain_s
+        self._server: uvicorn.Server | None = None
+        self._left = False
+
+    def answer(self, service: Service, listener: socket.socket) -> None:
+        """Serve until a signal, or until ``leave``."""
+        config = uvicorn.Config(
+            service.app(),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=self._drain_s,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        self._server = uvicorn.Server(config)
+        self._server.should_exit = self._left
+        try:
+            self._server.run(sockets=[listener])
+        except KeyboardInterrupt:
+            # uvicorn has ended in order, and raises the signal again.
+            return
+
+    def leave(self) -> None:
+        """End it; for any thread."""
+        self._left = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises InvalidArgument, naming the address, where that can not be."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=512)
+    except OSError as error:
+        raise InvalidArgument("--host, --port", f"{host}:{port}", f"an address to listen on ({error})") from error
+    return listener

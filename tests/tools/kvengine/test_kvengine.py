@@ -211,7 +211,7 @@ def test_an_interrupt_ends_quietly(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvstore.tools.kvengine.main.serve", interrupt)
+    monkeypatch.setattr("kvstore.tools.kvengine.ask.serve", interrupt)
     code, _, err = run(capsys, model, "-p", "a")
     assert code == 130
     assert "Traceback" not in err
