@@ -152,10 +152,9 @@ def the_disk_stands_still(ground: Ground) -> None:
             ground.admin(client, "Evict", namespace_id=known.namespace_id, keys=b"".join(some), tier=int(Tier.HOST))
         ground.disk.stall("pread")
         lease = client.grant_lease("waits", 30_000)
-        jobs = [
-            client.fetch(known.namespace_id, some, Target.HOST, lease_id=lease)
-            for known, some in ((opened, keys), (others, more))
-        ]
+        jobs = [client.fetch(opened.namespace_id, keys, Target.HOST, lease_id=lease)]
+        until(lambda: ground.store.status().counters["loads_queued"] == 0)
+        jobs.append(client.fetch(others.namespace_id, more, Target.HOST, lease_id=lease))
         assert all(job.job_id for job in jobs)
         refused = client.fetch(opened.namespace_id, keys[:1], Target.DEVICE, lease_id=lease)
         assert refused.outcomes == (Outcome.BUSY,)
