@@ -85,6 +85,7 @@ def native_status() -> NativeStatus:
     return NativeStatus(tuple(found.levels()), None)
 
 
+@functools.cache
 def available() -> bool:
     """Whether the C++ kernels can run."""
     return not isinstance(_extension(), str)
@@ -96,6 +97,7 @@ def holds(geometry: SliceGeometry) -> bool:
     return not isinstance(found, str) and max(geometry.head_dim, geometry.block_tokens) <= found.MAX_SIDE
 
 
+@functools.cache
 def _module() -> ModuleType:
     found = _extension()
     if isinstance(found, str):

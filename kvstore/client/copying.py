@@ -33,12 +33,8 @@ class Copies:
     targets: list[memoryview] = field(default_factory=list)
     sources: list[memoryview] = field(default_factory=list)
 
-    def run(self, threads: int) -> None:
-        """Copy, on ``threads`` threads at most where the C++ kernels are; the GIL is free meanwhile."""
-        lengths = (self.layers, self.slice_bytes, self.to_stride, self.from_stride)
-        if native.available():
-            native.copy_slices([*self.targets], [*self.sources], lengths, threads)
-            return
+    def one_by_one(self) -> None:
+        """Copy with numpy, block by block."""
         for target, source in zip(self.targets, self.sources, strict=True):
             np.copyto(self._slices(target, self.to_stride), self._slices(source, self.from_stride))
 
@@ -48,14 +44,13 @@ class Copies:
 
 
 def copy_all(groups: Iterable[Copies], threads: int) -> None:
-    """Run all; returns when they are done."""
+    """Copy, on ``threads`` threads at most where the C++ kernels are; the GIL is free meanwhile."""
     for group in groups:
-        group.run(threads)
-
-
-def span(layers: int, slice_bytes: int, stride: int) -> int:
-    """Bytes from a block's first slice to the end of its last."""
-    return (layers - 1) * stride + slice_bytes
+        if native.available():
+            lengths = (group.layers, group.slice_bytes, group.to_stride, group.from_stride)
+            native.copy_slices([*group.targets], [*group.sources], lengths, threads)
+        else:
+            group.one_by_one()
 
 
 def aligned_buffer(nbytes: int) -> memoryview:

@@ -64,43 +64,44 @@ class Gets:
         known = self._flows.known(namespace_id)
         slot = known.slot_bytes
         plan = GetPlan.of(known.layout, len(keys), aligned_buffer(slot * len(keys)) if out is None else out, slot)
-        try:
-            if remote:
-                return (yield from self._flows.in_line(partial(self._download, namespace_id, keys, plan)))
-            link = self._flows.link
-            try:
-                return (yield from self._copy_out(namespace_id, keys, plan, wait_ms))
-            except (Unavailable, UnknownLease) as error:
-                _unless_lost(link, error)
-            return (yield from self._copy_out(namespace_id, keys, plan, wait_ms))
-        except KVStoreError as error:
-            lost = Assembler(plan, len(keys)).result
-            return self._flows.fall_back("Cache/Read" if remote else "Cache/Fetch", error, lost)
+        return self._remote(namespace_id, keys, plan) if remote else self._copy_out(namespace_id, keys, plan, wait_ms)
 
     def _copy_out(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: GetPlan, wait_ms: int
     ) -> Flow[GotBlocks]:
         flows = self._flows
-        lease = yield from self._take_lease()
-        settled = False
-        try:
-            operation = flows.operations.fetch(
-                namespace_id, keys, Target.IN_PLACE, lease_id=lease.lease_id, layers=None, wait_ms=wait_ms
-            )
-            timeout_s = flows.options.timeout_s + wait_ms / 1000
-            reply = yield Call(lease.link, operation.method, request_of(operation), timeout_s)
-            fetched = operation.parse(operation.reply.FromString(reply), lease.link.generation)
-            settled = Outcome.PENDING not in fetched.outcomes
-            copies, got = plan.reads(fetched, lease.link.welcome.arenas.view)
-            yield Copy(copies, self._flows.options.copy_threads)
-            got, wrong = plan.proven(got, fetched, lease.link.welcome.arenas.versions)
-            if wrong:
-                self._flows.note(
-                    "Cache/Fetch", DeadlineExceeded(f"{wrong} blocks went while they were copied", field="lease")
+        link, again = flows.link, True
+        while True:
+            lease, settled = None, False
+            try:
+                lease = yield from self._take_lease()
+                operation = flows.operations.fetch(
+                    namespace_id, keys, Target.IN_PLACE, lease_id=lease.lease_id, layers=None, wait_ms=wait_ms
                 )
-            return got
-        finally:
-            self._give_back(lease, namespace_id, keys, settled=settled)
+                timeout_s = flows.options.timeout_s + wait_ms / 1000
+                reply = yield Call(lease.link, operation.method, request_of(operation), timeout_s)
+                fetched = operation.parse(operation.reply.FromString(reply), lease.link.generation)
+                settled = Outcome.PENDING not in fetched.outcomes
+                copies, got = plan.reads(fetched, lease.link.welcome.arenas.view)
+                yield Copy(copies, flows.options.copy_threads)
+                got, wrong = plan.proven(got, fetched, lease.link.welcome.arenas.versions)
+                if wrong:
+                    gone = DeadlineExceeded(f"{wrong} blocks went while they were copied", field="lease")
+                    flows.note("Cache/Fetch", gone)
+                return got
+            except KVStoreError as error:
+                if not (again and _lost(link, error)):
+                    return flows.fall_back("Cache/Fetch", error, Assembler(plan, len(keys)).result)
+                again = False
+            finally:
+                if lease is not None:
+                    self._give_back(lease, namespace_id, keys, settled=settled)
+
+    def _remote(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: GetPlan) -> Flow[GotBlocks]:
+        try:
+            return (yield from self._flows.in_line(partial(self._download, namespace_id, keys, plan)))
+        except KVStoreError as error:
+            return self._flows.fall_back("Cache/Read", error, Assembler(plan, len(keys)).result)
 
     def _download(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: GetPlan) -> Flow[GotBlocks]:
         link = self._flows.link
@@ -163,8 +164,9 @@ class Gets:
         link = self._flows.link
         try:
             return (yield from flow())
-        except (Unavailable, UnknownLease) as error:
-            _unless_lost(link, error)
+        except KVStoreError as error:
+            if not _lost(link, error):
+                raise
         return (yield from flow())
 
     def _fetch(
@@ -227,16 +229,12 @@ class Gets:
         self._flows.post(self._flows.operations.release(lease.lease_id, None, ()), lease.link)
 
 
-def _unless_lost(link: Any, error: KVStoreError) -> None:
-    """Raise the error again, unless the connection has gone, or the lease.
+def _lost(link: Any, error: KVStoreError) -> bool:
+    """Whether a call that only reads has failed because the connection has gone, or the lease.
 
     A lease ends without a word where this process was stopped for longer than it lives.
     """
-    if isinstance(error, Unavailable) and (link is None or not link.closed):
-        try:
-            raise error
-        finally:
-            del error
+    return isinstance(error, UnknownLease) or (isinstance(error, Unavailable) and link is not None and link.closed)
 
 
 def _no_memory(area: Area) -> memoryview:

@@ -50,13 +50,8 @@ class Puts:
         """Store blocks; see ``Client.put``."""
         layout = self._flows.known(namespace_id).layout
         if remote:
-            return (yield from self._upload(namespace_id, PutPlan.of(layout, blocks, WRITE_PART_BYTES)))
-        put = _Put(self._flows, namespace_id, PutPlan.of(layout, blocks))
-        try:
-            yield from put.run()
-        finally:
-            put.end()
-        return joined(put.results)
+            return self._upload(namespace_id, PutPlan.of(layout, blocks, WRITE_PART_BYTES))
+        return _Put(self._flows, namespace_id, PutPlan.of(layout, blocks)).run()
 
     def claim(self, namespace_id: NamespaceId, count: int, out: Out) -> Flow[tuple[list[Standing], Busy | None]]:
         """Places for up to ``count`` blocks, entered in ``out``: idle ones, and new ones for what is missing.
@@ -92,12 +87,12 @@ class Puts:
             self._flows.post(self._flows.operations.abort(surplus))
 
     def _upload(self, namespace_id: NamespaceId, plan: PutPlan) -> Flow[CommitResult]:
-        results = []
+        flows, results = self._flows, []
         for part in plan.parts:
             try:
-                results.append((yield from self._flows.in_line(partial(self._write, namespace_id, plan, part))))
+                results.append((yield from flows.in_line(partial(self._write, namespace_id, plan, part))))
             except KVStoreError as error:
-                results.append(self._flows.fall_back("Cache/Write", error, partial(put_failed, part.stop - part.start)))
+                results.append(flows.fall_back("Cache/Write", error, partial(put_failed, part.stop - part.start)))
         return joined(results)
 
     def _write(self, namespace_id: NamespaceId, plan: PutPlan, part: slice) -> Flow[CommitResult]:
@@ -110,7 +105,7 @@ class Puts:
         messages = write_messages(namespace_id, plan, part, planes)
         timeout_s = self._flows.stream_timeout(sum(source.nbytes for source in plan.sources[part]))
         reply = yield Upload(link, "kvstore.v1.Cache/Write", messages, timeout_s)
-        return commit_result(cache_pb2.CommitResponse.FromString(reply))
+        return commit_result(self._flows.state, (), cache_pb2.CommitResponse.FromString(reply), link.generation)
 
 
 class _Put:
@@ -125,7 +120,7 @@ class _Put:
         self._sent: _Sent | None = None
         self.results: list[CommitResult] = []
 
-    def run(self) -> Flow[None]:
+    def run(self) -> Flow[CommitResult]:
         """Store all blocks, in rounds of as many as there is room for in the buffer, each in parts.
 
         A part is written while the daemon takes in the one before; a round begins when the one before has ended, since
@@ -133,24 +128,28 @@ class _Put:
         """
         flows, plan = self._flows, self._plan
         count, begin = len(plan.sources), 0
-        while begin < count:
+        try:
+            while begin < count:
+                if self._sent is not None:
+                    yield from self._take_in()
+                try:
+                    places, busy = yield from flows.puts.claim(
+                        self._namespace_id, min(self._keep, count - begin), self._out
+                    )
+                except KVStoreError as error:
+                    self.results.append(flows.fall_back("Cache/Reserve", error, partial(put_failed, count - begin)))
+                    break
+                if not places:
+                    self.results.append(no_room(count - begin, busy))
+                    break
+                for at in range(0, len(places), plan.step):
+                    yield from self._part(begin + at, places[at : at + plan.step])
+                begin += len(places)
             if self._sent is not None:
                 yield from self._take_in()
-            try:
-                places, busy = yield from flows.puts.claim(
-                    self._namespace_id, min(self._keep, count - begin), self._out
-                )
-            except KVStoreError as error:
-                self.results.append(flows.fall_back("Cache/Reserve", error, partial(put_failed, count - begin)))
-                return
-            if not places:
-                self.results.append(no_room(count - begin, busy))
-                return
-            for at in range(0, len(places), plan.step):
-                yield from self._part(begin + at, places[at : at + plan.step])
-            begin += len(places)
-        if self._sent is not None:
-            yield from self._take_in()
+        finally:
+            self.give_back()
+        return joined(self.results)
 
     def _part(self, begin: int, places: list[Standing]) -> Flow[None]:
         """Write blocks from ``begin`` on to their places and send their commit."""
@@ -167,29 +166,26 @@ class _Put:
                 self._namespace_id, entries, plan.tokens(part), plan.blocks.durability, None
             )
             request = request_of(operation)
-            if part.stop == len(plan.sources):
-                # Nothing is left that could be written meanwhile.
-                yield from self._commit_last(_Sent(link, None, operation, places), request)
-                return
-            sent = yield Send(link, operation.method, request, flows.options.timeout_s)
+            last = part.stop == len(plan.sources)
+            sent = None if last else (yield Send(link, operation.method, request, flows.options.timeout_s))
         except KVStoreError as error:
             if self._sent is not None:
                 yield from self._take_in()
             self.results.append(flows.fall_back("Cache/Commit", error, partial(put_failed, len(places))))
             return
-        self._no_longer_out(places)
-        self._sent = _Sent(link, sent, operation, places)
-
-    def _commit_last(self, sent: _Sent, request: bytes) -> Flow[None]:
-        """Send the commit of the last part and take its reply; once it is sent the call answers for its places."""
-        flows, operation = self._flows, sent.operation
-        late, begun = partial(self._settle, sent), partial(self._no_longer_out, sent.places)
+        commit = _Sent(link, sent, operation, places)
+        if not last:
+            self._no_longer_out(places)
+            self._sent = commit
+            return
+        # Nothing is left that could be written meanwhile. Once it is sent, the call answers for its places.
+        late, begun = partial(self._settle, commit), partial(self._no_longer_out, places)
         try:
-            reply = yield Call(sent.link, operation.method, request, flows.options.timeout_s, late, begun)
+            reply = yield Call(link, operation.method, request, flows.options.timeout_s, late, begun)
         except KVStoreError as error:
-            self.results.append(self._failed(sent, error))
+            self.results.append(self._failed(commit, error))
         else:
-            self.results.append(self._settle(sent, reply))
+            self.results.append(self._settle(commit, reply))
 
     def _no_longer_out(self, places: Sequence[Standing]) -> None:
         """A commit with these places was sent: its reply brings them back."""
@@ -228,7 +224,7 @@ class _Put:
         self._flows.puts.settle(self._namespace_id, sent.places, committed, self._keep)
         return committed
 
-    def end(self) -> None:
+    def give_back(self) -> None:
         """Give back every place that is still out; those of a commit that was sent come back with its reply."""
         if self._sent is not None:
             self._sent.link.forget(self._sent.call, partial(self._settle, self._sent))

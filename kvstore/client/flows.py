@@ -128,7 +128,7 @@ class Flows:
     def job_done(self, done: session_pb2.JobDone, generation: int) -> None:
         """A link was told that a job has ended."""
         job_id = JobId(outward(done.job_id, generation))
-        self.state.job_done(job_id, fetch_result(self.state, done.result, generation))
+        self.state.job_done(job_id, fetch_result(self.state, (), done.result, generation))
 
     # ------------------------------------------------------------ calls
 
@@ -284,7 +284,7 @@ class Flows:
 
     def known(self, namespace_id: NamespaceId) -> KnownNamespace:
         """A namespace that this client opened. Raises UnknownNamespace."""
-        known = self.state.namespace(namespace_id)
+        known = self.state.namespaces.get(namespace_id)
         if known is None:
             raise UnknownNamespace(
                 f"namespace {bytes(namespace_id).hex()[:16]} was not opened by this client",

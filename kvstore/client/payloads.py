@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.cache import CommitEntry, CommitResult, FetchResult
-from kvstore.client.copying import Copies, as_bytes, span
+from kvstore.client.copying import Copies, as_bytes
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area, BlockKey, Busy, Codec, Durability, Outcome, Reason, Tier
@@ -178,8 +178,7 @@ class PutPlan:
         """The copy that fills the places of a part; all are of one namespace, so of one stride."""
         size, layers, stride = self.layout.raw_slice_bytes, self.layout.layers, places[0].place.stride
         buffer, reach = memory(Area.BUFFER), (layers - 1) * stride + size
-        offsets = [standing.place.offset for standing in places]
-        targets = [buffer[offset : offset + reach] for offset in offsets]
+        targets = [buffer[place.offset : place.offset + reach] for _, place, _ in places]
         return Copies(layers, size, stride, size, targets, self.sources[part])
 
     def entries(self, part: slice, places: Sequence[Standing]) -> list[CommitEntry]:
@@ -235,25 +234,27 @@ class GetPlan:
 
     def reads(self, fetched: FetchResult, memory: Memory) -> tuple[list[Copies], GotBlocks]:
         """Copies that fill the slots, and the answer once they are done."""
-        layout = self.layout
+        layout, destination, slot = self.layout, self.destination, self.slot_bytes
         payloads: list[memoryview | None] = [None] * len(fetched.outcomes)
         codecs = [Codec.RAW] * len(fetched.outcomes)
-        groups: dict[tuple[Area, int, Codec], tuple[memoryview, int, Copies]] = {}
+        groups: dict[tuple[Area, int, Codec], tuple[memoryview, int, int, Copies]] = {}
+        found: list[Copies] = []
+        # One loop, which calls no function of ours for a block.
         for i, place in enumerate(fetched.places):
             if place is None or fetched.outcomes[i] is not Outcome.HIT:
                 continue
             area, offset, stride, codec, _ = place
             kind = area, stride, codec
             if kind not in groups:
-                layers, size = layout.units_of(codec), layout.of_codec(codec)[0]
-                groups[kind] = memory(area), span(layers, size, stride), Copies(layers, size, size, stride)
-            source, reach, copies = groups[kind]
-            target = self.slot(i, copies.layers * copies.slice_bytes)
+                units, size = layout.units_of(codec), layout.of_codec(codec)[0]
+                found.append(Copies(units, size, size, stride))
+                groups[kind] = memory(area), (units - 1) * stride + size, units * size, found[-1]
+            source, reach, nbytes, copies = groups[kind]
+            target = destination[i * slot : i * slot + nbytes]
             copies.targets.append(target)
             copies.sources.append(source[offset : offset + reach])
             payloads[i], codecs[i] = target, codec
-        got = GotBlocks(fetched.outcomes, fetched.reasons, tuple(payloads), tuple(codecs), self.destination)
-        return [copies for _, _, copies in groups.values()], got
+        return found, GotBlocks(fetched.outcomes, fetched.reasons, tuple(payloads), tuple(codecs), destination)
 
     def proven(
         self, got: GotBlocks, fetched: FetchResult, versions: Mapping[Area, Sequence[int]]
@@ -263,15 +264,16 @@ class GetPlan:
         Such a block went while it was copied (the lease had ended: this process was stopped, say), so the bytes may
         be another's: a miss.
         """
-        wrong = [
-            i
-            for i, place in enumerate(fetched.places)
-            if place is not None
-            and place.version
-            and got.payloads[i] is not None
-            and place.area in versions
-            and versions[place.area][place.offset >> PAGE_BITS] != place.version
-        ]
+        wrong: list[int] = []
+        for i, place in enumerate(fetched.places):
+            if (
+                place is not None
+                and place.version
+                and got.payloads[i] is not None
+                and place.area in versions
+                and versions[place.area][place.offset >> PAGE_BITS] != place.version
+            ):
+                wrong.append(i)  # noqa: PERF401  a comprehension is a call more
         if not wrong:
             return got, 0
         outcomes, reasons, payloads = list(got.outcomes), list(got.reasons), list(got.payloads)

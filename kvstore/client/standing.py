@@ -7,8 +7,9 @@ does no I/O. What it hands back to be aborted is the caller's to abort.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from kvstore.cache import CommitResult, ReserveResult
 from kvstore.client.state import GENERATION_SHIFT
@@ -22,6 +23,9 @@ class Standing(NamedTuple):
     place: Place
     stands: bool = True
 
+
+_ID: Final[Callable[[Standing], ReservationId]] = attrgetter("reservation_id")
+_STANDS: Final[Callable[[Standing], bool]] = attrgetter("stands")
 
 Out = dict[ReservationId, Standing]
 """Places that one put uses now."""
@@ -56,21 +60,20 @@ class StandingPlaces:
 
         Those of another namespace go first: what is idle here is missing where cold reads land.
         """
-        ids = [place.reservation_id for place in places]
         with self._lock:
-            if not ids or ids[0] >> GENERATION_SHIFT != self._generation:
+            if not places or places[0].reservation_id >> GENERATION_SHIFT != self._generation:
                 return []
             if Reason.DROPPED in committed.reasons:
                 # No answer: the daemon may still copy from them.
-                self._doubtful += ids
+                self._doubtful += map(_ID, places)
                 return []
             surplus: list[Standing] = []
             if namespace_id != self._namespace:
                 surplus, self._idle, self._namespace = self._idle, [], namespace_id
-            self._idle += [place for place in places if place.stands]
+            self._idle += filter(_STANDS, places)
             surplus += self._idle[keep:]
             del self._idle[keep:]
-            return [place.reservation_id for place in surplus]
+            return list(map(_ID, surplus))
 
     def spare(self, namespace_id: NamespaceId) -> list[ReservationId]:
         """Ids that a put in this namespace may have aborted when it finds no room: they are no longer here."""

@@ -63,7 +63,8 @@ class ClientState:
         """Of jobs that are under way: past it a job ends as misses, whatever the daemon does."""
         self._generation = -1
         self._boot_id = b""
-        self._namespaces: dict[NamespaceId, KnownNamespace] = {}
+        self.namespaces: dict[NamespaceId, KnownNamespace] = {}
+        """Those that the caller opened, by id; ``remember`` enters them."""
         self._pending: OrderedDict[JobId, FetchResult] = OrderedDict()
         self._finished: OrderedDict[JobId, FetchResult] = OrderedDict()
         self._early: OrderedDict[JobId, FetchResult] = OrderedDict()
@@ -115,16 +116,12 @@ class ClientState:
     def remember(self, namespace_id: NamespaceId, known: KnownNamespace) -> None:
         """Keep what opens this namespace again."""
         with self._lock:
-            self._namespaces[namespace_id] = known
-
-    def namespace(self, namespace_id: NamespaceId) -> KnownNamespace | None:
-        """A namespace that the caller opened, by its id."""
-        return self._namespaces.get(namespace_id)
+            self.namespaces[namespace_id] = known
 
     def known_namespaces(self) -> list[KnownNamespace]:
         """Namespaces that the caller opened, in order."""
         with self._lock:
-            return list(self._namespaces.values())
+            return list(self.namespaces.values())
 
     # ------------------------------------------------------------ ids
 

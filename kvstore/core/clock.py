@@ -16,9 +16,8 @@ class Clock(Protocol):
 class MonotonicClock:
     """The machine's monotonic clock."""
 
-    def now(self) -> float:
-        """Return ``time.monotonic()``."""
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
+    """Itself, since calling a function that calls it would take as long again."""
 
 
 class ManualClock:

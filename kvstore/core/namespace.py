@@ -223,7 +223,8 @@ class BlockLayout:
 
     def units_of(self, codec: Codec) -> int:
         """Units of a block under ``codec``."""
-        return self.units_before(codec, self.layers)
+        raw = 0 if codec is Codec.RAW else len(self.raw_layers)
+        return self.layers + raw * (self.raw_layer_units - 1)
 
     def unit_range(self, codec: Codec, layers: tuple[int, int]) -> tuple[int, int]:
         """The half-open range of units of a half-open range of layers."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -15,14 +16,14 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from kvstore.core.errors import InvalidArgument, KVStoreError, ResourceExhausted, Unavailable
+from kvstore.core.errors import InvalidArgument, KVStoreError, ResourceExhausted
 from kvstore.core.request import REQUEST
 from kvstore.core.types import SessionId
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher
 from kvstore.store.session import Session
 from kvstore.v1 import session_pb2
-from kvstore.wire.errors import as_domain, status_code, to_detail
+from kvstore.wire.errors import status_code, to_detail
 from kvstore.wire.framing import Frame, FrameDecoder, FrameKind, pack_frame
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,8 @@ class Connection:
             return
         try:
             frames = self._decoder.feed(data)
-            self._count_waiting()
+            if self._decoder.held or self._counted:
+                self._count_waiting()
         except KVStoreError as error:
             log.warning("session of %s ended: %s", self._ctx.peer, error)
             self._ending = True
@@ -139,10 +141,10 @@ class Connection:
         Nothing more is read until it is through, and nothing is handled while the client does not read its replies.
         """
         self._scheduled = False
-        until = self._loop.time() + TURN_S
+        until = time.monotonic() + TURN_S
         while self._waiting and not self._unsent and self._socket is not None:
             self._handle(self._waiting.popleft())
-            if self._waiting and self._loop.time() >= until:
+            if self._waiting and time.monotonic() >= until:
                 break
         if self._socket is None or self._unsent:
             return
@@ -183,7 +185,7 @@ class Connection:
                 raise InvalidArgument("frame.kind", kind, f"{_REQUEST}, a request")
             if self._calls >= CALLS_MAX or self._calls_of.get(self._uid, 0) >= UID_CALLS_MAX:
                 self._refuse()
-            done = partial(self._finish, call_id, name)
+            done = partial(self._finish, call_id)
             reply = self._dispatcher.begin(name, self._ctx, payload, self._loop, done)
             if isinstance(reply, Message):
                 self._write(pack_frame(call_id, FrameKind.REPLY, reply.SerializeToString()))
@@ -204,16 +206,15 @@ class Connection:
             f"{count} calls of {whose} are under way", field="calls", value=count, expected=f"at most {bound}"
         )
 
-    def _finish(self, call_id: int, name: str, reply: Message | None, error: BaseException | None) -> None:
+    def _finish(self, call_id: int, reply: Message | None, error: KVStoreError | None) -> None:
         self._calls -= 1
         self._calls_of[self._uid] -= 1
         if not self._calls_of[self._uid]:
             self._calls_of.pop(self._uid)
         try:
-            if reply is None:
-                failure = error if isinstance(error, Exception) else Unavailable("the call was broken off")
-                self._write(error_frame(call_id, as_domain(failure, name)))
-            else:
+            if error is not None:
+                self._write(error_frame(call_id, error))
+            elif reply is not None:
                 self._write(pack_frame(call_id, FrameKind.REPLY, reply.SerializeToString()))
         except InvalidArgument as too_long:
             self._write(error_frame(call_id, too_long))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from kvstore.core.errors import Unauthenticated
 from kvstore.rpc.wire import Wire
@@ -44,6 +44,11 @@ class CallContext:
     gone: threading.Event = field(default_factory=threading.Event)
     """Set when nobody waits for the answer any more: the call was cancelled, or its connection has ended.
     What takes long asks between its steps."""
+    session: Session = field(init=False)
+    """The caller's session. Whatever is asked of it raises Unauthenticated where there is none."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "session", self.opened or _NoSession())
 
     @property
     def store(self) -> Store:
@@ -55,14 +60,19 @@ class CallContext:
         """Which process of the daemon this is."""
         return self.services.store.boot_id
 
-    @property
-    def session(self) -> Session:
-        """The caller's session; Unauthenticated without one."""
-        if self.opened is None:
-            raise Unauthenticated(
-                "the call carries no session token; connect to the session socket (same host) or call "
-                "Sessions/OpenRemote, and send the token in hexadecimal as metadata kvstore-session",
-                field="kvstore-session",
-                expected="the token of a session that is alive",
-            )
-        return self.opened
+
+class _NoSession:
+    """Stands where a session would."""
+
+    def __getattr__(self, _name: str) -> NoReturn:
+        raise no_session()
+
+
+def no_session() -> Unauthenticated:
+    """The error of a call that needs a session and has none."""
+    return Unauthenticated(
+        "the call carries no session token; connect to the session socket (same host) or call "
+        "Sessions/OpenRemote, and send the token in hexadecimal as metadata kvstore-session",
+        field="kvstore-session",
+        expected="the token of a session that is alive",
+    )

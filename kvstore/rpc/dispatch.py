@@ -17,8 +17,7 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from kvstore.core.errors import InvalidArgument, KVStoreError, PermissionDenied, Unavailable
-from kvstore.core.request import REQUEST
-from kvstore.rpc.context import CallContext, Services
+from kvstore.rpc.context import CallContext, Services, no_session
 from kvstore.rpc.pool import BoundedPool, Job
 from kvstore.rpc.table import OTHERS
 from kvstore.rpc.times import CallTimes
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-Done = Callable[[Any, BaseException | None], object]
+Done = Callable[[Any, KVStoreError | None], object]
 """Takes a call's reply, or None and its error, on the loop's thread."""
 
 WORKERS: Final = 16
@@ -70,55 +69,28 @@ class Dispatcher:
         method = VERBS.get(name) or OTHERS.get(name)
         if method is None:
             raise InvalidArgument("method", repr(name[:80]), "a unary method of the services of kvstore.v1")
-        times = self.times
+        times, runs = self.times, method.runs
         began = times.now()
         try:
-            reply = self._begin(method, ctx, payload, loop, partial(self._timed, name, began, REQUEST.get(), done))
-        except KVStoreError as error:
-            self._ended(name, began, error.reason)
-            raise
-        if isinstance(reply, Message):
-            self._ended(name, began)
-        return reply
-
-    def _timed(
-        self, name: str, began: float, request: str, done: Done, answer: Any, error: BaseException | None
-    ) -> None:
-        """Count a call that a pool has ended, then tell it."""
-        token = REQUEST.set(request)
-        self._ended(name, began, "" if error is None else getattr(error, "reason", KVStoreError.reason))
-        REQUEST.reset(token)
-        done(answer, error)
-
-    def _ended(self, name: str, began: float, failure: str = "") -> None:
-        self.times.count(name, began, failure)
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s: %s after %.3f ms", name, failure or "done", (self.times.now() - began) * 1000)
-
-    def _begin(
-        self, method: Method, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop, done: Done
-    ) -> Message | Job:
-        if (method.session and ctx.opened is None) or (method.admin and not ctx.admin):
-            check_rights(method, ctx)
-        runs = method.runs
-        if runs is not Runs.INLINE or len(payload) > INLINE_BYTES_MAX:
+            if (method.session and ctx.opened is None) or (method.admin and not ctx.admin):
+                check_rights(method, ctx)
+            if runs is Runs.INLINE and len(payload) <= INLINE_BYTES_MAX:
+                reply = method.serve(ctx, method.request.FromString(payload))
+                if isinstance(reply, Message):
+                    times.count(name, began)
+                    return reply
+                # Most calls that may wait need not, and a hop to a thread costs more than they do.
+                runs = method.waits
+            else:
+                reply = partial(_whole, method, ctx, payload)
             pool = self._wait if runs is Runs.WAIT else self._admin if runs is Runs.ADMIN else self._work
-            return pool.submit(
-                partial(_for, REQUEST.get(), partial(_reply, method, ctx, payload)), partial(_on, loop, done)
-            )
-        try:
-            reply = method.serve(ctx, method.request.FromString(payload))
-        except KVStoreError:
-            raise
-        except DecodeError as error:
-            raise _undecodable(method.request, payload) from error
+            return pool.submit(reply, partial(_tell, loop, partial(_ended, times, method, began, done)))
         except Exception as error:
-            raise as_domain(error, method.name) from error
-        if isinstance(reply, Message):
-            return reply
-        # Most calls that may wait need not, and a hop to a thread costs more than they do.
-        pool = self._work if method.waits is Runs.WORK else self._wait
-        return pool.submit(partial(_for, REQUEST.get(), partial(_run, method, reply)), partial(_on, loop, done))
+            failure = _failure(error, method)
+            times.count(name, began, failure.reason)
+            if failure is error:
+                raise
+            raise failure from error
 
     def start(
         self, name: str, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop
@@ -165,9 +137,27 @@ class Dispatcher:
                 log.warning("%d calls in the %s pool have not ended and are left behind", pool.calls, pool.name)
 
 
-def _on(loop: asyncio.AbstractEventLoop, done: Done, answer: Any, error: BaseException | None) -> None:
+def _ended(
+    times: CallTimes, method: Method, began: float, done: Done, answer: Any, error: BaseException | None
+) -> None:
+    """Count a call that a pool has ended, then tell it, with an error of ours."""
+    failure = None if error is None else _failure(error, method)
+    times.count(method.name, began, "" if failure is None else failure.reason)
+    done(answer, failure)
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, done: Callable[[Any, Any], object], answer: Any, error: BaseException | None
+) -> None:
     """Tell it on the loop's thread."""
     loop.call_soon_threadsafe(done, answer, error)
+
+
+def _failure(error: BaseException, method: Method) -> KVStoreError:
+    """What a failure is called on the wire: the one place where errors of calls that are not ours become ours."""
+    if isinstance(error, DecodeError):
+        return _undecodable(method.request)
+    return as_domain(error, method.name) if isinstance(error, Exception) else Unavailable("the call was broken off")
 
 
 def _settle(future: asyncio.Future[Any], answer: Any, error: BaseException | None) -> None:
@@ -188,7 +178,7 @@ async def _step(pool: BoundedPool, call: Callable[[], R]) -> R:
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[R] = loop.create_future()
-    job = pool.submit(partial(_for, REQUEST.get(), call), partial(_on, loop, partial(_settle, future)))
+    job = pool.submit(call, partial(_tell, loop, partial(_settle, future)))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -201,15 +191,6 @@ async def _step(pool: BoundedPool, call: Callable[[], R]) -> R:
         raise
 
 
-def _for(request: str, call: Callable[[], R]) -> R:
-    """Run a call in a pool's thread under the id of its request."""
-    token = REQUEST.set(request)
-    try:
-        return call()
-    finally:
-        REQUEST.reset(token)
-
-
 def check_rights(method: Method, ctx: CallContext) -> None:
     """Raise PermissionDenied or Unauthenticated unless the caller may make this call."""
     if method.admin and not ctx.admin:
@@ -220,8 +201,8 @@ def check_rights(method: Method, ctx: CallContext) -> None:
             expected="a session opened on the session socket by root, the daemon's own user or one of admin_uids; "
             "over gRPC its token, on the Unix socket only",
         )
-    if method.session:
-        _ = ctx.session
+    if method.session and ctx.opened is None:
+        raise no_session()
 
 
 def parse(kind: type[Message], payload: bytes) -> Message:
@@ -231,31 +212,16 @@ def parse(kind: type[Message], payload: bytes) -> Message:
     try:
         return kind.FromString(payload)
     except DecodeError as error:
-        raise _undecodable(kind, payload) from error
+        raise _undecodable(kind) from error
 
 
-def _undecodable(kind: type[Message], payload: bytes) -> InvalidArgument:
-    return InvalidArgument("message", f"{len(payload)} bytes", f"a {kind.DESCRIPTOR.full_name}")
+def _undecodable(kind: type[Message]) -> InvalidArgument:
+    return InvalidArgument("message", "bytes that are none", f"a {kind.DESCRIPTOR.full_name}")
 
 
-def _reply(method: Method, ctx: CallContext, payload: bytes) -> Message:
+def _whole(method: Method, ctx: CallContext, payload: bytes) -> Message:
     """Run a handler to its end, in a pool's thread; not at all if nobody waits for it any more."""
     if ctx.gone.is_set():
         raise Unavailable(f"the caller of {method.name} has gone")
-    request = parse(method.request, payload)
-    try:
-        reply = method.serve(ctx, request)
-        return reply if isinstance(reply, Message) else reply()
-    except KVStoreError:
-        raise
-    except Exception as error:
-        raise as_domain(error, method.name) from error
-
-
-def _run(method: Method, call: Callable[[], R]) -> R:
-    try:
-        return call()
-    except KVStoreError:
-        raise
-    except Exception as error:
-        raise as_domain(error, method.name) from error
+    reply = method.serve(ctx, method.request.FromString(payload))
+    return reply if isinstance(reply, Message) else reply()

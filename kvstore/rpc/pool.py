@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import queue
 import threading
@@ -20,10 +21,12 @@ Tell = Callable[[Any, BaseException | None], object]
 class Job:
     """One call in a pool. It holds a slot until it has ended, or was dropped before a thread took it."""
 
-    __slots__ = ("call", "pool", "tell", "waiting")
+    __slots__ = ("call", "context", "pool", "tell", "waiting")
 
     def __init__(self, pool: BoundedPool, call: Callable[[], Any], tell: Tell) -> None:
         self.pool, self.call, self.tell = pool, call, tell
+        self.context = contextvars.copy_context()
+        """Of whoever submitted it: what is run and told for a request is so under the request's id."""
         self.waiting = True
 
     def drop(self) -> bool:
@@ -97,13 +100,13 @@ class BoundedPool:
                 job.waiting = False
             answer, failure = None, None
             try:
-                answer = job.call()
+                answer = job.context.run(job.call)
             except BaseException as error:  # noqa: BLE001  whatever it is belongs to the caller
                 failure = error
             with self._lock:
                 self._calls -= 1
             try:
-                job.tell(answer, failure)
+                job.context.run(job.tell, answer, failure)
             except RuntimeError as error:
                 log.debug("nobody is left to be told: %s", error)
             # What it holds is not kept until the next one comes.

@@ -6,6 +6,7 @@ Any thread may read; one that comes between two additions sees one call more or 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 
 from kvstore.core.errors import KVStoreError
 from kvstore.core.histogram import Histogram
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -29,15 +32,19 @@ class CallTimes:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
         self._of: dict[str, MethodTimes] = {}
+        self._told = log.isEnabledFor(logging.DEBUG)
 
     def count(self, name: str, began: float, failure: str = "") -> None:
         """A call that began at ``began`` (of ``now``) has ended."""
         found = self._of.get(name)
         if found is None:
             found = self._of[name] = MethodTimes()
-        found.add(self.now() - began)
+        seconds = self.now() - began
+        found.add(seconds)
         if failure:
             found.failures[failure] = found.failures.get(failure, 0) + 1
+        if self._told:
+            log.debug("%s: %s after %.3f ms", name, failure or "done", seconds * 1000)
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:

@@ -86,11 +86,8 @@ class FrameDecoder:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-
-    @property
-    def held(self) -> int:
+        self.held = 0
         """Bytes of a part of a frame that waits for the rest."""
-        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes in and return the frames that are now whole. Raises InvalidArgument for an invalid frame."""
@@ -121,6 +118,7 @@ class FrameDecoder:
         elif begin < size:
             # Nearly always whole frames come, and are cut from what was read.
             buffer += memoryview(data)[begin:]
+        self.held = len(buffer)
         return frames
 
 

@@ -202,7 +202,7 @@ def places_of(message: common_pb2.Places, count: int) -> tuple[Place | None, ...
     numbers = message.areas[:]
     if not numbers:
         return (None,) * count
-    areas, codecs = _members(AREAS, numbers), _members(CODECS, message.codecs[:])
+    areas, codecs = members(AREAS, numbers), members(CODECS, message.codecs[:])
     # A daemon from before versions sends none.
     versions = message.versions[:] or [0] * len(numbers)
     columns = zip(areas, message.offsets[:], message.strides[:], codecs, versions, strict=True)
@@ -211,21 +211,11 @@ def places_of(message: common_pb2.Places, count: int) -> tuple[Place | None, ...
     return places if 0 not in numbers else tuple([place if place.area else None for place in places])
 
 
-def outcomes_of(numbers: Iterable[int]) -> tuple[Outcome, ...]:
-    """Outcomes of wire numbers."""
-    return _members(OUTCOMES, list(numbers))
-
-
-def reasons_of(numbers: Iterable[int]) -> tuple[Reason, ...]:
-    """Reasons of wire numbers."""
-    return _members(REASONS, list(numbers))
-
-
-def _members(members: Sequence[E], numbers: Sequence[int]) -> tuple[E, ...]:
-    """Members by number. Most columns have the same number everywhere."""
+def members(kind: Sequence[E], numbers: Sequence[int]) -> tuple[E, ...]:
+    """Members of OUTCOMES, REASONS and their like by number. Most columns have the same number everywhere."""
     if numbers and numbers.count(numbers[0]) == len(numbers):
-        return (members[numbers[0]],) * len(numbers)
-    return tuple([members[number] for number in numbers])
+        return (kind[numbers[0]],) * len(numbers)
+    return tuple([kind[number] for number in numbers])
 
 
 def fill_busy(message: Message, busy: Busy | None) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore.cache import CommitEntry, CommitResult
 from kvstore.client import copying
-from kvstore.client.copying import Copies, aligned_buffer, as_bytes, copy_all, span
+from kvstore.client.copying import Copies, aligned_buffer, as_bytes, copy_all
 from kvstore.client.payloads import GetPlan, PutPlan, joined, no_room, slot_bytes
 from kvstore.client.standing import Standing
 from kvstore.client.streaming import Assembler, parse_chunk, write_messages
@@ -40,9 +40,10 @@ def test_slices_go_to_their_strides_and_back_and_nowhere_else(route, layers, siz
     stride = size + gap
     memory = np.full(2 * (offset + layers * stride) + 5, 255, np.uint8)
     begins = (offset, 2 * offset + layers * stride)
-    places = [memory[begin : begin + span(layers, size, stride)].data for begin in begins]
+    reach = (layers - 1) * stride + size
+    places = [memory[begin : begin + reach].data for begin in begins]
     payloads = [(np.arange(layers * size, dtype=np.uint8) % 200 + n).data for n in range(2)]
-    Copies(layers, size, stride, size, places, payloads).run(threads)
+    copy_all([Copies(layers, size, stride, size, places, payloads)], threads)
     expected = np.full_like(memory, 255)
     for begin, source in zip(begins, payloads, strict=True):
         for layer in range(layers):
@@ -58,7 +59,7 @@ def test_large_copies_are_split_over_threads(route, threads):
     rng = np.random.default_rng(1)
     sources = [rng.integers(0, 255, (1 << 20) + 100, np.uint8).data for _ in range(5)]
     targets = [np.zeros((1 << 20) + 100, np.uint8).data for _ in range(5)]
-    Copies(1, (1 << 20) + 100, (1 << 20) + 100, (1 << 20) + 100, targets, sources).run(threads)
+    copy_all([Copies(1, (1 << 20) + 100, (1 << 20) + 100, (1 << 20) + 100, targets, sources)], threads)
     assert targets == sources
 
 

@@ -25,7 +25,7 @@ def test_places_of_a_commit_that_was_waited_for_come_back_once():
     step = next(waiting)
     with pytest.raises(asyncio.CancelledError):
         waiting.throw(asyncio.CancelledError())
-    put.end()
+    put.give_back()
     # Whoever carries out the wait has been given ``late``; a second one would settle the same places again.
     assert step.late is not None
     assert forgotten == []

@@ -110,7 +110,7 @@ def test_a_damaged_coded_read_is_corrupt_and_never_wrong_bytes(daemon, written, 
     upload(writer, sent)
     options = ClientOptions(strict=strict)
     with Client(f"grpc://127.0.0.1:{daemon.grpc_port}", options) as client:
-        client.open_namespace(writer.state.namespace(opened.namespace_id).spec)
+        client.open_namespace(writer.state.namespaces[opened.namespace_id].spec)
         connection = client.connection()[0]
         stream = connection.stream
 

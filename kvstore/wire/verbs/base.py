@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
@@ -94,7 +94,7 @@ class Ids(Protocol):
     def job(self, job_id: JobId) -> int:
         """The daemon's form. Raises UnknownJob for another connection's."""
 
-    def reservations(self, ids: Sequence[ReservationId]) -> list[int]:
+    def reservations(self, ids: Iterable[ReservationId]) -> list[int]:
         """The daemon's form. Raises UnknownReservation if any is another connection's."""
 
     def present_reservations(self, ids: Sequence[ReservationId]) -> list[int]:

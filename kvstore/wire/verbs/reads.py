@@ -62,28 +62,24 @@ def fetch_message(result: FetchResult) -> cache_pb2.FetchResponse:
     return reply
 
 
-def fetch_result(ids: Ids, reply: cache_pb2.FetchResponse, generation: int) -> FetchResult:
-    """Result of a reply or of a JobDone."""
-    outcomes, job = messages.outcomes_of(reply.outcomes), reply.job_id
-    return FetchResult(
+def fetch_result(ids: Ids, _arguments: object, reply: cache_pb2.FetchResponse, generation: int) -> FetchResult:
+    """Result of a reply or of a JobDone. One that is still under way is a job of the client's from now on."""
+    outcomes, job = messages.members(messages.OUTCOMES, reply.outcomes[:]), reply.job_id
+    result = FetchResult(
         outcomes,
-        messages.reasons_of(reply.reasons),
+        messages.members(messages.REASONS, reply.reasons[:]),
         messages.places_of(reply.places, len(outcomes)),
         JobId(ids.outward(job, generation) if job else 0),
         messages.busy_of(reply) if reply.HasField("busy") else None,
     )
+    if job and Outcome.PENDING in outcomes:
+        ids.job_began(result.job_id, result)
+    return result
 
 
 def missed(count: int) -> FetchResult:
     """The answer of a cache that has nothing: ``count`` misses."""
     return FetchResult((Outcome.MISS,) * count, (Reason.TIER_UNAVAILABLE,) * count, (None,) * count)
-
-
-def _fetched(ids: Ids, _arguments: tuple[Any, ...], reply: cache_pb2.FetchResponse, generation: int) -> FetchResult:
-    result = fetch_result(ids, reply, generation)
-    if result.job_id and Outcome.PENDING in result.outcomes:
-        ids.job_began(result.job_id, result)
-    return result
 
 
 def _told(wait: Callable[[], FetchResult]) -> cache_pb2.FetchResponse:
@@ -134,7 +130,7 @@ FETCH: Final = Verb(
     reply=cache_pb2.FetchResponse,
     serve=_fetch,
     pack=_pack_fetch,
-    unpack=_fetched,
+    unpack=fetch_result,
     fallback=lambda _ids, _namespace_id, keys, *_more: missed(len(keys)),
     wait=5,
 )
@@ -154,7 +150,7 @@ WAIT_JOB: Final = Verb(
     reply=cache_pb2.FetchResponse,
     serve=_wait_job,
     pack=lambda ids, job_id, timeout_ms: cache_pb2.WaitJobRequest(job_id=ids.job(job_id), timeout_ms=timeout_ms),
-    unpack=_fetched,
+    unpack=fetch_result,
     fallback=lambda ids, job_id, _timeout_ms: missed(ids.lose_job(job_id)),
     wait=1,
 )
@@ -175,7 +171,7 @@ PREFETCH: Final = Verb(
         keys=b"".join(keys),
         tier=int(tier),  # type: ignore[arg-type]
     ),
-    unpack=_fetched,
+    unpack=fetch_result,
     fallback=lambda _ids, _namespace_id, keys, _tier: missed(len(keys)),
 )
 

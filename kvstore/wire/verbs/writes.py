@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Final
 
 from kvstore.cache import CommitEntry, CommitResult, OpenedNamespace, ReserveResult
@@ -157,7 +158,7 @@ def _reservations(result: ReserveResult) -> cache_pb2.ReserveResponse:
 def _reserved(
     ids: Ids, _arguments: tuple[Any, ...], reply: cache_pb2.ReserveResponse, generation: int
 ) -> ReserveResult:
-    outcomes = messages.outcomes_of(reply.outcomes)
+    outcomes = messages.members(messages.OUTCOMES, reply.outcomes[:])
     return ReserveResult(
         outcomes,
         tuple([ReservationId(ids.outward(number, generation)) for number in reply.reservation_ids]),
@@ -204,6 +205,11 @@ RESERVE: Final = Verb(
 # ---------------------------------------------------------------- Commit
 
 
+_RESERVATION: Final[Callable[[CommitEntry], ReservationId]] = attrgetter("reservation_id")
+_KEY: Final[Callable[[CommitEntry], BlockKey]] = attrgetter("key")
+_PARENT: Final[Callable[[CommitEntry], BlockKey]] = attrgetter("parent")
+
+
 def _pack_commit(
     ids: Ids,
     namespace_id: NamespaceId,
@@ -214,9 +220,9 @@ def _pack_commit(
 ) -> cache_pb2.CommitRequest:
     return cache_pb2.CommitRequest(
         namespace_id=namespace_id,
-        reservation_ids=ids.reservations([entry.reservation_id for entry in entries]),
-        keys=b"".join([entry.key for entry in entries]),
-        parents=b"".join([entry.parent for entry in entries]),
+        reservation_ids=ids.reservations(map(_RESERVATION, entries)),
+        keys=b"".join(map(_KEY, entries)),
+        parents=b"".join(map(_PARENT, entries)),
         token_ids=token_ids,
         durability=int(durability or 0),  # type: ignore[arg-type]
         lease_id=0 if lease_id is None else ids.lease(lease_id),
@@ -255,15 +261,15 @@ def commit_message(result: CommitResult) -> cache_pb2.CommitResponse:
     return reply
 
 
-def commit_result(reply: cache_pb2.CommitResponse) -> CommitResult:
+def commit_result(_ids: Ids, _arguments: object, reply: cache_pb2.CommitResponse, _generation: int) -> CommitResult:
     """Result of a Commit or Write reply."""
-    outcomes = messages.outcomes_of(reply.outcomes)
+    outcomes = messages.members(messages.OUTCOMES, reply.outcomes[:])
     return CommitResult(
         outcomes,
-        messages.reasons_of(reply.reasons),
+        messages.members(messages.REASONS, reply.reasons[:]),
         tuple(map(bool, reply.existed)),
-        messages.places_of(reply.places, len(outcomes)),
-        messages.busy_of(reply),
+        messages.places_of(reply.places, len(outcomes)) if reply.HasField("places") else (None,) * len(outcomes),
+        messages.busy_of(reply) if reply.HasField("busy") else None,
     )
 
 
@@ -279,7 +285,7 @@ COMMIT: Final = Verb(
     serve=_commit,
     runs=Runs.WORK,
     pack=_pack_commit,
-    unpack=lambda _ids, _arguments, reply, _generation: commit_result(reply),
+    unpack=commit_result,
     fallback=_dropped,
 )
 
@@ -326,7 +332,7 @@ REMOVE: Final = Verb(
     # Copies on SSD are dropped with the tier's own lock, which its writers hold for longer than a turn of the loop.
     runs=Runs.WORK,
     pack=lambda _ids, namespace_id, keys: cache_pb2.RemoveRequest(namespace_id=namespace_id, keys=b"".join(keys)),
-    unpack=lambda _ids, _arguments, reply, _generation: messages.outcomes_of(reply.outcomes),
+    unpack=lambda _ids, _arguments, reply, _generation: messages.members(messages.OUTCOMES, reply.outcomes[:]),
     fallback=lambda _ids, _namespace_id, keys: (Outcome.BUSY,) * len(keys),
 )
 
