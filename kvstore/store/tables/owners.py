@@ -15,7 +15,6 @@ from kvstore.core.errors import (
     ResourceExhausted,
     Unauthenticated,
     UnknownJob,
-    UnknownLease,
     UnknownNamespace,
     UnknownReservation,
 )
@@ -199,15 +198,6 @@ class Owners:
         """A number that was not used before in this process; ids of all kinds share it, so none passes for another."""
         self._last += 1
         return self._last
-
-    def lease(self, owner: Owner, lease_id: LeaseId, now: float) -> Lease:
-        """The session's own live lease; raises UnknownLease."""
-        found = self.leases.get(lease_id)
-        if found is None or found.owner is not owner or found.deadline <= now:
-            raise UnknownLease(
-                f"lease {lease_id} is unknown, has ended or has expired", field="lease_id", value=lease_id
-            )
-        return found
 
     def add_lease(self, lease: Lease) -> None:
         """Enter a new lease."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unavailable
+from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unavailable, UnknownLease
 from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, Place, ReservationId, SessionId, Tier
 from kvstore.store.columns.index import NONE, PAGE_BITS
 from kvstore.store.columns.lifecycle import Event
@@ -147,9 +147,6 @@ class Tenancy:
     def buffer_io_end(self, owner: Owner) -> None:
         """A job no longer lands bytes in the session's buffer. Called with the lock held."""
         owner.buffer_io -= 1
-        self._let_go_if_idle(owner)
-
-    def _let_go_if_idle(self, owner: Owner) -> None:
         if not owner.ended or owner.buffer_io:
             return
         for namespace in owner.namespaces.values():
@@ -273,12 +270,16 @@ class Tenancy:
 
     def lease(self, owner: Owner, lease_id: LeaseId) -> Lease:
         """The session's live lease; raises Unauthenticated or UnknownLease. Called with the lock held."""
-        owners, now = self._state.owners, self._state.clock.now()
-        owner.require_open()
-        found = owners.leases.get(lease_id)
+        if owner.ended:
+            owner.require_open()
+        found, now = self._state.owners.leases.get(lease_id), self._state.clock.now()
         if found is not None and found.deadline <= now:
             self.expire_leases()
-        return owners.lease(owner, lease_id, now)
+        if found is None or found.owner is not owner or found.deadline <= now:
+            raise UnknownLease(
+                f"lease {lease_id} is unknown, has ended or has expired", field="lease_id", value=lease_id
+            )
+        return found
 
     def expire_leases(self) -> bool:
         """End leases whose time has run out, as many as one locked section may; True if none is left. Lock held."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from kvstore.cache import CommitEntry, CommitResult
@@ -65,6 +66,9 @@ class _Entry:
 
     def refuse(self, reason: Reason, outcome: Outcome = Outcome.MISS) -> None:
         self.outcome, self.reason = outcome, reason
+
+
+_ANSWER: Final = attrgetter("outcome", "reason", "existed", "place")
 
 
 class Commit:
@@ -326,7 +330,8 @@ class Commit:
             return False
         slot = self._resident(entry.key)
         entry.existed = slot != NONE
-        if not entry.existed and closes_circle(book.index, self._slot_of(entry.key, NONE), parent):
+        ghost = NONE if entry.existed else self._slot_of(entry.key, NONE)
+        if ghost != NONE and closes_circle(book.index, ghost, parent):
             entry.refuse(Reason.PARENT_MISSING)
             return False
         ready = entry.copied
@@ -387,11 +392,7 @@ class Commit:
         for entry in self._entries:
             if entry.outcome is Outcome.HIT and entry.slot in failures:
                 entry.refuse(failures[entry.slot])
-        outcomes = tuple([entry.outcome for entry in self._entries])
-        return CommitResult(
-            outcomes,
-            tuple([entry.reason for entry in self._entries]),
-            tuple([entry.existed for entry in self._entries]),
-            tuple([entry.place for entry in self._entries]) if self._lease is not None else (),
-            self._busy if Outcome.BUSY in outcomes else None,
-        )
+        columns = tuple(zip(*map(_ANSWER, self._entries), strict=True)) or ((),) * 4
+        outcomes, reasons, existed, places = columns
+        busy = self._busy if Outcome.BUSY in outcomes else None
+        return CommitResult(outcomes, reasons, existed, places if self._lease is not None else (), busy)

@@ -194,7 +194,8 @@ class Put:
         queue = None if durable else self._queues.queue_writes
         commit = Commit(self._movement, self._tenancy, namespace, entries, token_ids, queue)
         with state.locked():
-            owner.require_open()
+            if owner.ended:
+                owner.require_open()
             commit.claim(owner, lease_id)
             more = commit.prepare()
         try:

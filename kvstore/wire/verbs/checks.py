@@ -47,5 +47,5 @@ def name_of(field: str, name: str, *, empty: bool = True) -> str:
 
 def different(field: str, ids: Sequence[int]) -> None:
     """No id twice."""
-    if len(ids) > 1 and len(set(ids)) != len(ids):
+    if len(set(ids)) != len(ids):
         raise InvalidArgument(field, "one id twice", "different ids")

@@ -73,7 +73,8 @@ HOLD: Final = Verb(
 def _release(
     call: Asked, request: leases_pb2.ReleaseLeaseRequest
 ) -> leases_pb2.ReleaseLeaseResponse | Callable[[], leases_pb2.ReleaseLeaseResponse]:
-    lease, packed = lease_of(request.lease_id), request.keys
+    number, packed = request.lease_id, request.keys
+    lease = LeaseId(number) if number else lease_of(number)
     if packed:
         namespace, keys = messages.target_of(request.namespace_id, packed)
         return leases_pb2.ReleaseLeaseResponse(released=call.session.release(lease, namespace, keys))

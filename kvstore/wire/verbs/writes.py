@@ -235,7 +235,8 @@ def _commit(call: Asked, request: cache_pb2.CommitRequest) -> cache_pb2.CommitRe
     ids = request.reservation_ids
     if len(ids) != len(keys):
         raise InvalidArgument("reservation_ids", f"{len(ids)} ids", f"{len(keys)} ids, one for each of keys")
-    different("reservation_ids", ids)
+    if len(ids) > 1:
+        different("reservation_ids", ids)
     durability = messages.enum_of("durability", request.durability, Durability) if request.durability else None
     result = call.session.commit(
         namespace,
