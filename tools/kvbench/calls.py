@@ -14,7 +14,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import Any, Final
 
@@ -41,7 +43,8 @@ OWN: Final = f"{Path(kvstore.__file__).parent}/"
 
 
 class Counter:
-    """Calls by side. Not exact to the last one where threads race, which a mean over rounds evens out."""
+    """Calls by side. Not exact where the daemon still works when the client has its answer, or housekeeping comes between, so
+    that it takes a median over rounds."""
 
     def __init__(self) -> None:
         self.client_thread = threading.get_ident()
@@ -83,7 +86,7 @@ def counted_daemon(counter: Counter) -> Iterator[Path]:
 
 
 def count_calls(rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Mean calls of client and daemon, and the own ones of each, by operation: put and get of a block, match of 512
+    """Calls of client and daemon, and the own ones of each, by operation: put and get of a block, match of 512
     keys, fetch of 64."""
     counter = Counter()
     spec = opaque_spec("calls", block_bytes=4096)
@@ -109,20 +112,22 @@ def count_calls(rounds: int = ROUNDS) -> dict[str, list[float]]:
             "match": lambda: client.match(namespace, chain.keys),
             "fetch": lambda: client.fetch(namespace, chain.keys[:64], Target.IN_PLACE, lease_id=lease),
         }
-        return {name: _mean(counter, operation, rounds) for name, operation in operations.items()}
+        return {name: _median(counter, operation, rounds) for name, operation in operations.items()}
 
 
-def _mean(counter: Counter, operation: Callable[[], object], rounds: int) -> list[float]:
+def _median(counter: Counter, operation: Callable[[], object], rounds: int) -> list[float]:
     for _ in range(4):
         operation()
-    before = list(counter.counts)
+    seen = [list(counter.counts)]
     sys.setprofile(counter)
     try:
         for _ in range(rounds):
             operation()
+            seen.append(list(counter.counts))
     finally:
         sys.setprofile(None)
-    return [(count - earlier) / rounds for count, earlier in zip(counter.counts, before, strict=True)]
+    columns = zip(*seen, strict=True)
+    return [median(later - before for before, later in pairwise(column)) for column in columns]
 
 
 def run_calls() -> list[Row]:
