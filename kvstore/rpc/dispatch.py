@@ -85,12 +85,14 @@ class Dispatcher:
                 reply = partial(_whole, method, ctx, payload)
             pool = self._wait if runs is Runs.WAIT else self._admin if runs is Runs.ADMIN else self._work
             return pool.submit(reply, partial(_tell, loop, partial(_ended, times, method, began, done)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  it is raised again, as ours
             failure = _failure(error, method)
             times.count(name, began, failure.reason)
-            if failure is error:
-                raise
-            raise failure from error
+            try:
+                raise failure from error.__cause__ if failure is error else error
+            finally:
+                # A frame that refers to the error that went through it keeps what the caller's frames hold, too.
+                del failure
 
     def start(
         self, name: str, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop

@@ -43,8 +43,8 @@ OWN: Final = f"{Path(kvstore.__file__).parent}/"
 
 
 class Counter:
-    """Calls by side. Not exact where the daemon still works when the client has its answer, or housekeeping comes between, so
-    that it takes a median over rounds."""
+    """Calls by side. One round is not exact: the daemon may still work when the client has its answer, and housekeeping
+    comes between. A median over rounds is."""
 
     def __init__(self) -> None:
         self.client_thread = threading.get_ident()
