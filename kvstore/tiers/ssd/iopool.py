@@ -103,6 +103,11 @@ class _Task:
         self.error: BaseException | None = None
         self._lock = lock
 
+    def take_error(self) -> BaseException | None:
+        """The error. Frames of its traceback refer to this task, which therefore keeps it no longer."""
+        error, self.error = self.error, None
+        return error
+
     def enter_copy(self) -> bool:
         with self._lock:
             if self.stage is Stage.ABANDONED:
@@ -162,7 +167,7 @@ class IoPool:
                     self._abandon(tasks, deadline_s)
                     break
                 batch.done.wait(left)
-        return [task.error for task in tasks]
+        return [task.take_error() for task in tasks]
 
     def do(self, operation: Operation, deadline_s: float) -> None:
         """``run`` of one operation. Raises its error."""

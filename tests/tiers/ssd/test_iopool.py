@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import random
 import threading
+import weakref
 from dataclasses import dataclass, field
+
+import pytest
 
 from kvstore.core.clock import MonotonicClock
 from kvstore.tiers.ssd.iopool import IoPool, _Buffers
@@ -71,4 +76,45 @@ def test_any_exception_reaches_the_caller_and_the_thread_lives_on():
     pool = IoPool("test", 1, 64 << 10, MonotonicClock())
     errors = pool.run([Failing(), Failing()], 30.0)
     assert [str(error) for error in errors] == ["a bug", "a bug"]
+    pool.close()
+
+
+@pytest.fixture
+def no_cycles():
+    """Without the collector, what a cycle of references holds stays for ever."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Memory:
+    """What a caller up the stack holds, such as views of a session's buffer."""
+
+
+def test_an_error_that_was_raised_keeps_nothing_of_its_callers(no_cycles):
+    pool = IoPool("test", 1, 64 << 10, MonotonicClock())
+
+    def fails():
+        mine = Memory()
+        held.append(weakref.ref(mine))
+        with contextlib.suppress(ValueError):
+            pool.do(Failing(), 30.0)
+
+    held = []
+    fails()
+    assert held[0]() is None
+    pool.close()
+
+
+@pytest.mark.parametrize("kind", [Failing, lambda: Counting(4096, {"now": 0, "most": 0})])
+def test_a_thread_without_work_keeps_nothing_of_what_it_did_last(no_cycles, kind):
+    pool = IoPool("test", 1, 64 << 10, MonotonicClock())
+    operation = kind()
+    kept = weakref.ref(operation, lambda _: gone.set())
+    gone = threading.Event()
+    pool.run([operation], 30.0)
+    del operation
+    assert gone.wait(30)
+    assert kept() is None
     pool.close()
