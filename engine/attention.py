@@ -3,21 +3,31 @@
 The model calls it once a layer with the queries, keys and values of all tokens of a step, flattened into one row.
 It writes K and V into the blocks and attends over the blocks; which sequence a token belongs to is in the
 ``AttentionStep`` that travels through the model's keyword arguments.
+
+Up to three producers give partial results in fp32: blocks on DEVICE, blocks in HOST in place, and slices that are read
+from storage while the layers before are computed. One merge by log-sum-exp makes the result of them, so that where a
+block lies changes nothing but the order of a sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 from transformers import AttentionInterface
 
+from kvstore.engine.cold import ColdReader, Indices
 from kvstore.kernels.attention import merge, paged_attention
-from kvstore.kernels.paged import AttentionOptions, PagedBatch
+from kvstore.kernels.layout import SliceGeometry
+from kvstore.kernels.paged import AttentionOptions, PagedBatch, Partial
 
 ATTENTION_NAME: Final = "kvstore_paged"
+
+PARTS_MAX: Final = 8
+"""Partial results kept before they are merged: those of long chunks of a prompt take megabytes each."""
 
 
 class Writer(Protocol):
@@ -28,14 +38,56 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ColdPart:
+    """The COLD blocks of one sequence of a step, whose queries are rows ``first`` to ``first + count``.
+
+    ``context`` is the number of tokens that its last query sees. ``last_row`` is its row among those that the last
+    layer computes, or None if it draws no token.
+    """
+
+    reader: ColdReader
+    first: int
+    count: int
+    context: int
+    last_row: int | None
+    geometry: SliceGeometry
+
+    def attend(self, query: torch.Tensor, options: AttentionOptions, layer: int) -> list[Partial]:
+        """Partial results of ``query``, the last rows of the sequence, over its COLD blocks."""
+        chosen = None if options.window is None else self._within(len(query), options.window)
+        if chosen is not None and not len(chosen):
+            return []
+        offsets = torch.tensor([0, len(query)], dtype=torch.int32)
+        contexts = torch.tensor([self.context], dtype=torch.int32)
+        parts: list[Partial] = []
+        for piece in self.reader.read(layer, chosen):
+            batch = PagedBatch(piece.addresses, piece.starts, offsets, contexts, self.geometry, piece.codec)
+            parts.append(paged_attention(query, batch, options, layer=0))
+            if len(parts) == PARTS_MAX:
+                parts = [merge(parts)]
+        return parts
+
+    def _within(self, queries: int, window: int) -> Indices:
+        """Rows of the reader that any query of the window sees."""
+        first = self.context - queries - window + 1
+        return np.flatnonzero(self.reader.starts + self.geometry.block_tokens > first).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionStep:
     """One step's tokens: where their K and V go, and what their queries attend to.
 
-    ``batches[layer]`` are disjoint parts of the same context (one a codec); their partial results are merged.
+    ``batches[layer]`` are disjoint parts of the same context (one a codec); their partial results are merged, and
+    those of ``cold`` with them. ``last_rows`` int64, if given, are the rows that the last layer has to compute, since
+    no other of its results is used; ``batches`` of that layer has these queries only. ``windows`` is filled by the
+    layers: their sliding windows.
     """
 
     writer: Writer
     batches: Sequence[tuple[PagedBatch, ...]]
+    windows: dict[int, int | None] = field(default_factory=dict)
+    cold: tuple[ColdPart, ...] = ()
+    last_rows: torch.Tensor | None = None
 
 
 def register_attention() -> None:
@@ -66,6 +118,29 @@ def paged_forward(
         soft_cap=arguments.get("softcap"),
         sinks=arguments.get("s_aux"),
     )
+    step.windows[layer] = options.window
     rows = query[0].transpose(0, 1).contiguous()
+    if step.last_rows is None or layer != len(step.batches) - 1:
+        return _attend(step, rows, options, layer).to(query.dtype).unsqueeze(0), None
+    out = torch.zeros_like(rows)
+    if len(step.last_rows):
+        out[step.last_rows] = _attend(step, rows[step.last_rows], options, layer).to(query.dtype)
+    return out.unsqueeze(0), None
+
+
+def _attend(step: AttentionStep, rows: torch.Tensor, options: AttentionOptions, layer: int) -> torch.Tensor:
+    """Attention fp32 [rows, heads, head_dim] of the rows that this layer computes."""
     parts = [paged_attention(rows, batch, options, layer=layer) for batch in step.batches[layer]]
-    return merge(parts, options.sinks).out.to(query.dtype).unsqueeze(0), None
+    if not step.cold:
+        return merge(parts, options.sinks).out
+    narrow = step.last_rows is not None and layer == len(step.batches) - 1
+    joined = merge(parts)
+    for cold in step.cold:
+        if narrow and cold.last_row is None:
+            continue
+        begin, end = (cold.first, cold.first + cold.count) if not narrow else (cold.last_row, (cold.last_row or 0) + 1)
+        found = cold.attend(rows[begin:end], options, layer)
+        if found:
+            whole = merge([Partial(joined.out[begin:end], joined.lse[begin:end]), *found])
+            joined.out[begin:end], joined.lse[begin:end] = whole.out, whole.lse
+    return merge([joined], options.sinks).out

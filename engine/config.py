@@ -21,6 +21,8 @@ class EngineConfig:
     ``lease_ttl_ms``    lifetime of the engine's leases; renewed at a third of it. Long, since a step that takes longer
                         is thrown away: a dead engine's leases go with its connection, not with this time
     ``private_bytes``   most memory of the engine's own pool, used only while the cache gives none
+    ``host_share``      part of HOST that blocks of the engine may be pinned in; what a context needs beyond it and
+                        DEVICE is read from storage layer by layer. Below 1, so that the store has room to write from
     ``retry_s``         shortest and longest pause between attempts to reach a cache that was lost
     ``wait_ms``         longest sleep on a job of the cache when no request can run
     ``device``          "cpu", "cuda", or "auto": a GPU if the cache's DEVICE is on one, else the CPU. "cuda" without a
@@ -45,6 +47,7 @@ class EngineConfig:
     running_max: int = 16
     lease_ttl_ms: int = 300_000
     private_bytes: int = 1 << 30
+    host_share: float = 0.9
     retry_s: tuple[float, float] = (0.1, 5.0)
     wait_ms: int = 20
     device: str = "auto"
@@ -65,6 +68,8 @@ class EngineConfig:
         for name in ("private_bytes", "raw_first_tokens", "recent_raw_tokens"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(f"config.{name}", getattr(self, name), "0 or more")
+        if not 0.0 <= self.host_share <= 1.0:
+            raise InvalidArgument("config.host_share", self.host_share, "0 to 1")
         if self.device not in ("auto", "cpu", "cuda"):
             raise InvalidArgument("config.device", repr(self.device), "auto, cpu or cuda")
         if self.schedule not in SCHEDULES:

@@ -21,15 +21,16 @@ import torch
 from kvstore.cache import Cache
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import InvalidArgument
+from kvstore.engine.cold import ColdLost
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.counters import Counters
-from kvstore.engine.link import CacheLink, LinkLost
+from kvstore.engine.link import LOG, CacheLink, LinkLost
 from kvstore.engine.manager import BlockManager
 from kvstore.engine.model import ModelRunner
 from kvstore.engine.sampling import Draw, Sampler, SamplingParams, TokenLogprobs
 from kvstore.engine.scheduler import Scheduler, Share
 from kvstore.engine.sequence import FinishReason, Progress, RequestId, Sequence
-from kvstore.engine.step import build_step
+from kvstore.engine.step import Cold, StepInput, build_step
 from kvstore.engine.text import TextStream
 from kvstore.engine.weights import Model
 
@@ -80,6 +81,7 @@ class Engine:
         self._link.attach()
         self._blocks = BlockManager(self._link, self._spec, self._config, self.counters)
         self._scheduler = Scheduler(self._config, self._blocks, self._link, self.counters)
+        self._cold = Cold(self._blocks.readers, model.windows or (None,) * self._spec.layers)
         self._runner = ModelRunner(model.network, self._link.device)
         self._next_id = 1
         self._ended: list[TokenOutput] = []
@@ -157,9 +159,14 @@ class Engine:
             if not shares:
                 self._scheduler.wait()
                 return outputs
-            step = build_step(shares, self._spec, self._link.device)
+            step = build_step(shares, self._spec, self._link.device, self._cold)
             logits = self._runner.run(step)
             self._link.confirm()
+        except ColdLost as lost:
+            LOG.warning("%s; what follows it is computed again", lost)
+            self.counters.steps_discarded += 1
+            self._recompute(shares)
+            return outputs
         except LinkLost:
             self.counters.steps_discarded += 1
             self._lost()
@@ -168,6 +175,7 @@ class Engine:
         self.counters.tokens_computed += sum(share.count for share in shares)
         self.counters.tokens_attended += step.attended
         self.counters.tokens_attended_int8 += step.attended_int8
+        self._count_bytes(step)
         return outputs + self._accept(shares, logits)
 
     def generate(
@@ -257,6 +265,21 @@ class Engine:
     def _starved(self) -> list[TokenOutput]:
         ended, self._scheduler.starved = self._scheduler.starved, []
         return [TokenOutput(s.request_id, None, _rest(s), FinishReason.MEMORY) for s in ended]
+
+    def _count_bytes(self, step: StepInput) -> None:
+        attended, tally = self.counters.bytes_attended, self._blocks.readers.tally
+        for name, nbytes in step.memory_bytes.items():
+            attended[name] += nbytes
+        attended["ssd"], self.counters.cold_wait_s = tally.nbytes, tally.waited_s
+
+    def _recompute(self, shares: list[Share]) -> None:
+        """A block of a share was lost: those that read from storage find again what there is, and compute the rest."""
+        try:
+            for share in shares:
+                if len(share.sequence.table.cold):
+                    self._scheduler.begin_again(share.sequence)
+        except LinkLost:
+            self._lost()
 
     def _lost(self) -> None:
         self.counters.links_lost = self._link.losses

@@ -1,9 +1,9 @@
 """The engine's session with the cache: leases, areas, and what happens when it is lost.
 
 Everything that the engine reads through addresses is pinned by two leases of this session: ``pins`` for blocks where
-they were found or sealed, ``moved`` for the HOST copies of blocks that were moved out of DEVICE. While they live the
-bytes cannot change. They can end without the engine's doing: the daemon dies, the connection breaks, or the process
-was stopped for longer than the leases live. So
+they were found or sealed, ``moved`` for the HOST copies of blocks that were moved out of DEVICE. A third one, ``held``,
+keeps blocks in storage from being dropped. While they live the bytes cannot change. They can end without the engine's
+doing: the daemon dies, the connection breaks, or the process was stopped for longer than the leases live. So
 
 - any call that fails with an error of the connection or of a lease raises ``LinkLost``, and the engine treats all
   blocks as gone: the areas stay mapped until then, but a pin that is not known to live is never trusted;
@@ -60,6 +60,8 @@ class CacheLink:
         self.namespace: NamespaceId = spec.namespace_id
         self.pins = LeaseId(0)
         self.moved = LeaseId(0)
+        self.held = LeaseId(0)
+        self._granted: list[LeaseId] = []
         self.up = False
         self.losses = 0
         self._tells = True
@@ -86,6 +88,7 @@ class CacheLink:
             self._renewed_at = self._clock.now()
             self.pins = self._cache.grant_lease(f"{self._config.name}:pins", self._config.lease_ttl_ms)
             self.moved = self._cache.grant_lease(f"{self._config.name}:moved", self._config.lease_ttl_ms)
+            self.held = self._cache.grant_lease(f"{self._config.name}:held", self._config.lease_ttl_ms)
             self._check_generation()
         except (InvalidArgument, NamespaceMismatch):
             raise
@@ -118,9 +121,41 @@ class CacheLink:
         now = self._clock.now()
         if now - self._renewed_at < self._config.lease_ttl_ms / 3000.0:
             return
-        for lease in (self.pins, self.moved):
+        for lease in (self.pins, self.moved, self.held, *self._granted):
             self.call(lambda cache, lease=lease: cache.renew_lease(lease))  # type: ignore[misc]
         self._renewed_at = now
+
+    def flush(self, timeout_ms: int) -> bool:
+        """Ask that what was committed is written to storage; False if not all of it was. Raises LinkLost."""
+        try:
+            self.cache.flush(timeout_ms)
+        except Unavailable as error:
+            LOG.info("a flush was not complete: %s", error)
+            return False
+        except KVStoreError as error:
+            self.lose(error)
+            raise LinkLost(str(error)) from error
+        return True
+
+    def now(self) -> float:
+        """Seconds of the clock that leases go by."""
+        return self._clock.now()
+
+    def grant(self, name: str) -> LeaseId:
+        """A further lease, which the caller ends; it lives as long as the engine's own."""
+        lease = self.call(lambda cache: cache.grant_lease(f"{self._config.name}:{name}", self._config.lease_ttl_ms))
+        self._granted.append(lease)
+        return lease
+
+    def end(self, lease: LeaseId) -> None:
+        """End a lease that ``grant`` gave, with all that it holds."""
+        if lease in self._granted and self.up:
+            self._granted.remove(lease)
+            self.call(lambda cache: cache.release(lease))
+
+    def lease_of(self, moved: bool) -> LeaseId:
+        """The lease that pins a block in memory: another one once it was moved out of DEVICE."""
+        return self.moved if moved else self.pins
 
     def release(self, lease: LeaseId, keys: Sequence[BlockKey]) -> None:
         """Give back what a lease holds of these keys. While the link is down they are gone already."""
@@ -166,7 +201,7 @@ class CacheLink:
     def close(self) -> None:
         """Give the leases back. The areas' mappings are let go so that the owner may close the cache."""
         if self.up:
-            for lease in (self.pins, self.moved):
+            for lease in (self.pins, self.moved, self.held, *self._granted):
                 try:
                     self.cache.release(lease)
                 except KVStoreError as error:
@@ -189,6 +224,7 @@ class CacheLink:
             LOG.warning("the cache can not be used, so everything is computed: %s", error)
         self.up = self._tells = False
         self._regions = {}
+        self._granted = []
         self._retry_at = self._clock.now() + self._pause
         LOG.info("the cache is away (%s); next try in %.1f s", error, self._pause)
         self._pause = min(2 * self._pause, self._config.retry_s[1])

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from kvstore.cache import FetchResult
 from kvstore.core.errors import InternalError
 from kvstore.core.keys import chain_keys
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
-from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, Outcome, Place, ReservationId, Target, Tier
-from kvstore.engine.blocks import Block, BlockState
+from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, LeaseId, Outcome, Place, ReservationId, Target, Tier
+from kvstore.engine.blocks import Block, BlockState, Registry
+from kvstore.engine.cold import ColdReaders
 from kvstore.engine.config import EngineConfig
+from kvstore.engine.cooling import Cooling, cold_run, hottest, key_of
 from kvstore.engine.counters import Counters
 from kvstore.engine.jobs import Jobs, MoveJob, PrefixJob, leading_hits
 from kvstore.engine.link import CacheLink
@@ -52,13 +55,17 @@ class BlockManager:
         self._layout = BlockLayout.of(spec)
         self._pool = PrivatePool(self._layout, config.private_bytes, link.device)
         self._counters = counters
-        self._registry: dict[BlockKey, Block] = {}
+        self._registry = Registry()
+        self.readers = ColdReaders(link, self._layout, spec.block_tokens)
+        self._cooling = Cooling(link, self._registry, counters, self._layout, config)
         self._recent_tokens = config.recent_raw_tokens
         self._open_tokens_asked = config.open_tokens
         self._encodes = spec.codec != "raw"
         self._staging = Staging(link, self._layout)
         self._sequences: set[Sequence] = set()
         self._stuck = False
+        self._moves = 0
+        self._streaming: set[Sequence] = set()
         self.jobs = Jobs(link)
 
     # Prefixes
@@ -105,6 +112,9 @@ class BlockManager:
         if missing > 0 and self._link.up and not self._link.reaches(Area.DEVICE):
             self._take(sequence, missing, BlockState.STAGED)
         elif missing > 0 and self._link.up and not sequence.table.private:
+            if self._streaming and self._link.reaches(Area.BUFFER):
+                # The other half of the buffer is for what is read from storage.
+                missing = min(missing, max(1, self._link.region(Area.BUFFER).nbytes // 2 // self._layout.device_bytes))
             got, short_of = self._reserve(sequence, missing)
             # Where the session's buffer is full, moving blocks out of DEVICE would be of no use.
             if got < missing and short_of is not Tier.HOST and self.make_room(missing - got).moved:
@@ -118,31 +128,33 @@ class BlockManager:
         self._counters.blocks_private += taken
         return self._room(sequence, tokens)
 
+    def grow_streaming(self, sequence: Sequence, tokens: int) -> int:
+        """Like ``grow``, and the engine's blocks may leave memory for it from now on, while this sequence runs."""
+        self._streaming.add(sequence)
+        return self.grow(sequence, tokens)
+
     def _take(self, sequence: Sequence, count: int, state: BlockState) -> int:
         """Append up to ``count`` blocks of the pool; returns how many there were."""
         for taken in range(count):
             offset = self._pool.take()
             if offset is None:
                 return taken
-            sequence.table.blocks.append(Block(state, self._pool.region, offset, Area.NONE))
+            sequence.table.append(Block(state, self._pool.region, offset, Area.NONE))
         return max(count, 0)
 
     def make_room(self, count: int) -> Room:
-        """Move at least ``count`` of the engine's blocks from DEVICE to HOST, children before their parents.
+        """Move at least ``count`` of the engine's blocks out of DEVICE, those that came there first.
 
-        A block whose child is still in DEVICE cannot leave it, and a child always came into the registry later.
+        They go to HOST while the engine's share of it has room; after that to storage, once a sequence streams.
         """
-        if self._stuck or not self._link.reaches(Area.HOST):
-            return Room(0, self.moving)
         kept = self._recent()
-        on_device = (
-            b for b in reversed(self._registry.values()) if b.area is Area.DEVICE and not b.moving and b not in kept
-        )
-        wanted = max(count, MOVE_BLOCKS_MIN)
-        blocks = [block for block, _ in zip(on_device, range(wanted), strict=False)]
+        on_device = (b for b in self._registry.within(Area.DEVICE) if not b.moving and b not in kept)
+        blocks = list(islice(on_device, max(count, MOVE_BLOCKS_MIN)))
         if not blocks:
             return Room(0, self.moving)
-        keys = [_key_of(block) for block in blocks]
+        if self._stuck or not self._link.reaches(Area.HOST) or self._cooling.host_room < len(blocks):
+            return Room(self._cooling.cool(blocks) if self._streaming else 0, self.moving)
+        keys = [key_of(block) for block in blocks]
         result = self._link.call(
             lambda cache: cache.fetch(self._link.namespace, keys, Target.HOST, lease_id=self._link.moved)
         )
@@ -151,6 +163,7 @@ class BlockManager:
         if started:
             for block in blocks:
                 block.moving = True
+            self._moves += 1
             self.jobs.add(result.job_id, MoveJob(tuple(blocks)))
         else:
             self._swap(moved)
@@ -159,7 +172,7 @@ class BlockManager:
     @property
     def moving(self) -> bool:
         """True while blocks are on their way from DEVICE to HOST."""
-        return any(block.moving for block in self._registry.values())
+        return self._moves > 0
 
     # Sealing and giving up
 
@@ -178,17 +191,21 @@ class BlockManager:
             if self._open_tokens:
                 self._seal([sequence], 0)
         finally:
-            blocks = sequence.table.blocks
             self._sequences.discard(sequence)
-            sequence.restart()
-            self._drop(blocks)
+            self._streaming.discard(sequence)
+            table = sequence.table
+            self._drop(sequence.restart())
+            self.readers.close(table)
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """The link was lost: drop everything that was pinned through it. Sequences in private memory keep theirs."""
         self._registry.clear()
         self._sequences.clear()
         self.jobs.clear()
+        self._streaming.clear()
+        self.readers.forget()
         self._stuck = False
+        self._moves = 0
         for sequence in sequences:
             blocks = sequence.table.blocks
             if blocks and all(block.pooled for block in blocks):
@@ -202,7 +219,7 @@ class BlockManager:
     def _drop(self, blocks: Iterable[Block]) -> None:
         """One user less for each block; those without users are given back."""
         tails: list[ReservationId] = []
-        keys: dict[bool, list[BlockKey]] = {False: [], True: []}
+        keys: dict[LeaseId, list[BlockKey]] = {}
         for block in blocks:
             block.users -= 1
             if block.users or block.moving:
@@ -212,14 +229,15 @@ class BlockManager:
             elif block.reservation is not None:
                 tails.append(block.reservation)
             elif block.key is not None:
-                del self._registry[block.key]
-                keys[block.moved].append(block.key)
+                self._registry.remove(block)
+                lease = self._link.held if block.state is BlockState.COLD else self._link.lease_of(block.moved)
+                keys.setdefault(lease, []).append(block.key)
         if tails and self._link.up:
             self._link.call(lambda cache: cache.abort(tails))
-        if keys[False] or keys[True]:
+        if keys:
             self._stuck = False
-        self._link.release(self._link.pins, keys[False])
-        self._link.release(self._link.moved, keys[True])
+        for lease, given in keys.items():
+            self._link.release(lease, given)
 
     # Inside
 
@@ -237,11 +255,16 @@ class BlockManager:
             return False
         keys = self._unknown_run(keys)
         matched = self._link.call(lambda cache: cache.match(self._link.namespace, keys))
-        found = keys[: matched.matched]
-        if not found:
-            sequence.prefix_settled = True
+        in_place = self._link.reaches(Area.HOST)
+        count, stays = cold_run(matched.residency, self._host_room if in_place else len(keys))
+        found = keys[:count]
+        if stays:
+            found = found[: self._cooling.hold(found)]
+            self._adopt_cold(sequence, found)
+        if stays or not found:
+            sequence.prefix_settled = not found
             return True
-        target = Target.IN_PLACE if self._link.reaches(Area.HOST) else Target.DEVICE
+        target = Target.IN_PLACE if in_place else Target.DEVICE
         result = self._link.call(
             lambda cache: cache.fetch(self._link.namespace, found, target, lease_id=self._link.pins)
         )
@@ -269,6 +292,18 @@ class BlockManager:
             for other in self._sequences
         )
 
+    def _adopt_cold(self, sequence: Sequence, keys: list[BlockKey]) -> None:
+        for key in keys:
+            block = Block(BlockState.COLD, self._link.region(Area.HOST), 0, Area.NONE)
+            block.users = 0
+            self._registry.add(key, block)
+            self._adopt(sequence, block, Tier.SSD.name.lower())
+        self._streaming.add(sequence)
+
+    @property
+    def _host_room(self) -> int:
+        return 0 if self._stuck else self._cooling.host_room
+
     def _adopt(self, sequence: Sequence, block: Block, source: str) -> None:
         block.users += 1
         sequence.adopt(block, source, self._tokens)
@@ -291,15 +326,20 @@ class BlockManager:
                 raise InternalError(f"the cache answered HIT without a place for {key.hex()[:16]}")
             if key not in self._registry:
                 block = Block(BlockState.SEALED, self._link.region(place.area), place.offset, place.area, place.codec)
-                block.key, block.users = key, 0
-                self._registry[key] = block
-            self._adopt(job.sequence, self._registry[key], _hottest(bits))
+                block.users = 0
+                self._registry.add(key, block)
+            shared = self._registry.get(key)
+            if shared is not None:
+                self._adopt(job.sequence, shared, hottest(bits))
         if wanted:
             job.sequence.job = None
-            job.sequence.prefix_settled = hits < len(job.keys)
+            # What memory has no room for stays in storage; what is missing is computed.
+            self._stuck = Outcome.BUSY in result.outcomes[hits : hits + 1]
+            job.sequence.prefix_settled = hits < len(job.keys) and not self._stuck
         self._link.release(self._link.pins, surplus)
 
     def _finish_move(self, job: MoveJob, result: FetchResult) -> None:
+        self._moves -= 1
         for block in job.blocks:
             block.moving = False
         outcomes = zip(job.blocks, result.places, result.outcomes, strict=True)
@@ -317,10 +357,10 @@ class BlockManager:
         for block, place in moved:
             if place is None:
                 raise InternalError("the cache answered HIT without a place for a block moved to HOST")
-            block.region, block.offset = self._link.region(place.area), place.offset
-            block.area, block.codec, block.moved = place.area, place.codec, True
+            self._registry.place(block, self._link.region(place.area), place.offset, place.area, place.codec)
+            block.moved = True
         self._counters.blocks_demoted += len(moved)
-        self._link.release(self._link.pins, [_key_of(block) for block, _ in moved])
+        self._link.release(self._link.pins, [key_of(block) for block, _ in moved])
 
     def _reserve(self, sequence: Sequence, count: int) -> tuple[int, Tier | None]:
         """Append up to ``count`` tail blocks; returns for how many was room, and what was short (HOST: buffer)."""
@@ -330,7 +370,7 @@ class BlockManager:
             if outcome is Outcome.PENDING and place is not None:
                 block = Block(BlockState.TAIL, self._link.region(place.area), place.offset, place.area)
                 block.reservation = reservation
-                sequence.table.blocks.append(block)
+                sequence.table.append(block)
                 got += 1
         return got, result.busy.tier if result.busy is not None else None
 
@@ -355,14 +395,3 @@ class BlockManager:
 
     def _room(self, sequence: Sequence, tokens: int) -> int:
         return min(tokens, len(sequence.table.blocks) * self._tokens - sequence.computed)
-
-
-def _key_of(block: Block) -> BlockKey:
-    if block.key is None:
-        raise InternalError("a block without a key is in the registry")
-    return block.key
-
-
-def _hottest(bits: int) -> str:
-    """Name of the hottest tier of a residency set."""
-    return next((tier.name.lower() for tier in Tier if bits & tier.bit), Tier.SSD.name.lower())

@@ -18,6 +18,7 @@ token among N others is more than ``1 - N * exp(-margin)``.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -69,15 +70,24 @@ def make_haystack(length: int, depths: tuple[float, ...], seed: int) -> Haystack
 
     Raises InvalidArgument where the needles do not fit.
     """
-    starts = [1 + round(depth * (length - 3)) for depth in sorted(depths)]
-    if len(depths) > len(KEYS) or any(not 0.0 <= depth <= 1.0 for depth in depths):
-        raise InvalidArgument("depths", depths, f"at most {len(KEYS)} numbers, 0 to 1")
-    if length < 3 or any(b - a < 2 for a, b in pairwise(starts)):
-        raise InvalidArgument("length", length, f"enough tokens for {len(depths)} needles of two at these depths")
+    if any(not 0.0 <= depth <= 1.0 for depth in depths):
+        raise InvalidArgument("depths", depths, "numbers from 0 to 1")
+    places = [1 + round(depth * (length - 3)) for depth in depths]
+    if len(set(places)) < len(places):
+        raise InvalidArgument("depths", depths, f"{len(places)} places in {length} tokens")
+    return plant_needles(length, places, seed)
+
+
+def plant_needles(length: int, places: Sequence[int], seed: int) -> Haystack:
+    """As ``make_haystack``, with a needle's key at each of ``places``; one that is named twice is planted once."""
+    starts = sorted(places)
+    starts = [start for index, start in enumerate(starts) if index == 0 or start != starts[index - 1]]
+    if len(starts) > len(KEYS) or length < 3 or any(b - a < 2 for a, b in pairwise([-1, *starts, length])):
+        raise InvalidArgument("length", length, f"enough tokens for {len(starts)} needles of two at these places")
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(FILLERS.start, FILLERS.stop, (length,), generator=draw).tolist()
-    keys = (torch.randperm(len(KEYS), generator=draw)[: len(depths)] + KEYS.start).tolist()
-    values = (torch.randperm(len(VALUES), generator=draw)[: len(depths)] + VALUES.start).tolist()
+    keys = (torch.randperm(len(KEYS), generator=draw)[: len(starts)] + KEYS.start).tolist()
+    values = (torch.randperm(len(VALUES), generator=draw)[: len(starts)] + VALUES.start).tolist()
     tokens[0] = START
     for start, key, value in zip(starts, keys, values, strict=True):
         tokens[start : start + 2] = [key, value]

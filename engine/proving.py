@@ -36,15 +36,20 @@ Rounding of a deep model takes a tenth of this; another context takes several ti
 """
 
 
-def prove(network: Any, spec: NamespaceSpec) -> None:
+def prove(network: Any, spec: NamespaceSpec) -> tuple[int | None, ...]:
     """Raise UnsupportedModel unless the engine's path computes what the library alone does, and each layer writes its
     K and V once a token. Uses memory of its own: nothing is stored. ``network`` attends through ``attention.py`` after.
+
+    Returns the sliding window of each layer, None where it attends to all tokens.
     """
     count = sum(STEPS)
     generator = torch.Generator().manual_seed(count)
     tokens = torch.randint(0, int(network.config.vocab_size), (count,), generator=generator).tolist()
     expected = _rows("the library alone runs", spec, lambda: _alone(network, tokens))
-    found = _rows("the engine runs", spec, lambda: _through_the_engine(network, spec, tokens))
+    windows: dict[int, int | None] = {}
+    found = _rows("the engine runs", spec, lambda: _through_the_engine(network, spec, tokens, windows))
+    # Once more as it serves: of the last layer's rows only that of the last token.
+    expected = torch.cat([expected, expected[-1:]])
     if not bool(torch.isfinite(expected).all()):
         raise UnsupportedModel("model", spec.model, f"one whose logits are finite in {spec.dtype}")
     spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
@@ -55,6 +60,7 @@ def prove(network: Any, spec: NamespaceSpec) -> None:
             spec.model,
             f"one whose logits through the engine are those of the library alone (off by {error:.1%})",
         )
+    return tuple(windows.get(layer) for layer in range(spec.layers))
 
 
 def _rows(what: str, spec: NamespaceSpec, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -79,25 +85,29 @@ def _alone(network: Any, tokens: list[int]) -> torch.Tensor:
     return logits.float().cpu()
 
 
-def _through_the_engine(network: Any, spec: NamespaceSpec, tokens: list[int]) -> torch.Tensor:
-    """The same rows through the model runner, over blocks in memory of this call's own."""
+def _through_the_engine(
+    network: Any, spec: NamespaceSpec, tokens: list[int], windows: dict[int, int | None]
+) -> torch.Tensor:
+    """The same rows through the model runner, over blocks in memory of this call's own; then the last one again."""
     layout, device = BlockLayout.of(spec), network.device
     blocks = -(-len(tokens) // spec.block_tokens)
     region = Region(torch.zeros(blocks * layout.device_bytes, dtype=torch.uint8, device=device), layout.layers)
     params = SamplingParams()
     sequence = Sequence(RequestId(0), tokens, len(tokens), params, Sampler(params), 0)
-    sequence.table.blocks += [
-        Block(BlockState.PRIVATE, region, index * layout.device_bytes, Area.NONE) for index in range(blocks)
-    ]
+    for index in range(blocks):
+        sequence.table.append(Block(BlockState.PRIVATE, region, index * layout.device_bytes, Area.NONE))
     runner = ModelRunner(network, device)
     rows = []
     for count in STEPS:
-        step = build_step([Share(sequence, count)], spec, device)
+        step = build_step([Share(sequence, count)], spec, device, all_rows=True)
         counted = _Counted(step.attention.writer, spec, count)
         wanted = torch.arange(count, device=device)
         rows.append(runner.run(replace(step, rows=wanted, attention=replace(step.attention, writer=counted))))
         counted.check()
+        windows.update(step.attention.windows)
         sequence.computed += count
+    sequence.computed -= STEPS[-1]
+    rows.append(runner.run(build_step([Share(sequence, STEPS[-1])], spec, device)))
     return torch.cat(rows)
 
 

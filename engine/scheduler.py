@@ -161,7 +161,12 @@ class Scheduler:
             granted = self._grow_any(sequence, wanted)
             if granted or self._blocks.moving:
                 return granted
-        granted = self._blocks.grow_private(sequence, wanted)
+        granted = 0
+        if self._link.up and not sequence.table.private:
+            granted = self._blocks.grow_streaming(sequence, wanted)
+            if self._blocks.moving:
+                return granted
+        granted = granted or self._blocks.grow_private(sequence, wanted)
         if not granted:
             self.starved.append(sequence)
             self.finish(sequence, FinishReason.MEMORY)
@@ -175,6 +180,11 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._counters.preemptions += 1
         self._held_back, self._entries = True, 0
+        self._back_to_waiting(sequence)
+        self._blocks.release(sequence)
+
+    def begin_again(self, sequence: Sequence) -> None:
+        """Give up what a request holds, so that it begins again from its tokens. Raises LinkLost."""
         self._back_to_waiting(sequence)
         self._blocks.release(sequence)
 

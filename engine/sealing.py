@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from kvstore.cache import CommitEntry
 from kvstore.core.keys import block_key
 from kvstore.core.types import ROOT_PARENT, Area, BlockKey, Outcome, Place, ReservationId
-from kvstore.engine.blocks import Block, BlockState
+from kvstore.engine.blocks import Block, BlockState, Registry
 from kvstore.engine.counters import Counters
 from kvstore.engine.link import CacheLink
 from kvstore.engine.sequence import Sequence
@@ -41,7 +41,7 @@ class Sealing:
     """Commits full blocks; ``registry`` is the manager's, by key."""
 
     def __init__(
-        self, link: CacheLink, registry: dict[BlockKey, Block], counters: Counters, block_tokens: int, staging: Staging
+        self, link: CacheLink, registry: Registry, counters: Counters, block_tokens: int, staging: Staging
     ) -> None:
         self._link = link
         self._staging = staging
@@ -70,8 +70,9 @@ class Sealing:
             for candidate in self._full_blocks(sequence, open_tokens):
                 if candidate.entry.key in claimed:
                     break
-                if candidate.entry.key in self._registry:
-                    spare.append(self._share(candidate))
+                shared = self._registry.get(candidate.entry.key)
+                if shared is not None:
+                    spare.append(self._share(candidate, shared))
                 else:
                     claimed.add(candidate.entry.key)
                     new.append(candidate)
@@ -110,12 +111,12 @@ class Sealing:
             found.append(_Candidate(sequence, index, block, entry))
         return found
 
-    def _share(self, candidate: _Candidate) -> Block:
+    def _share(self, candidate: _Candidate, shared: Block) -> Block:
         """Take the engine's own block of this key; returns the one that it replaces."""
         table = candidate.sequence.table
-        own, shared = candidate.block, self._registry[candidate.entry.key]
+        own = candidate.block
         shared.users += 1
-        table.blocks[candidate.index] = shared
+        table.replace(candidate.index, shared)
         table.sealed = candidate.index + 1
         self._counters.blocks_existed += 1
         return own
@@ -151,10 +152,9 @@ class Sealing:
 
     def _seal(self, candidate: _Candidate, place: Place, *, existed: bool) -> None:
         block = candidate.block
-        block.state, block.reservation, block.key = BlockState.SEALED, None, candidate.entry.key
-        block.region, block.offset = self._link.region(place.area), place.offset
-        block.area, block.codec = place.area, place.codec
-        self._registry[candidate.entry.key] = block
+        block.state, block.reservation = BlockState.SEALED, None
+        block.place(self._link.region(place.area), place.offset, place.area, place.codec)
+        self._registry.add(candidate.entry.key, block)
         candidate.sequence.table.sealed = candidate.index + 1
         self._counters.blocks_sealed += 1
         self._counters.blocks_existed += existed
@@ -162,8 +162,7 @@ class Sealing:
     def _back_to(self, candidate: _Candidate) -> list[Block]:
         """Send a sequence back to the start of the refused block; returns the tail blocks that it gives up."""
         sequence, index = candidate.sequence, candidate.sequence.table.sealed
-        given_up = sequence.table.blocks[index:]
-        del sequence.table.blocks[index:]
+        given_up = sequence.table.cut(index)
         sequence.computed = min(sequence.computed, index * self._tokens)
         sequence.table.private = True
         return given_up

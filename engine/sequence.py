@@ -68,15 +68,17 @@ class Sequence:
 
     def adopt(self, block: Block, source: str, block_tokens: int) -> None:
         """Take a sealed block that holds the next tokens of the prefix; ``source`` says where it was found."""
-        self.table.blocks.append(block)
+        self.table.append(block)
         self.table.sealed += 1
         self.computed += block_tokens
         self.cached_tokens[source] = self.cached_tokens.get(source, 0) + block_tokens
 
-    def restart(self) -> None:
-        """Forget all blocks (who held them gives them back): the sequence begins again from its tokens."""
+    def restart(self) -> list[Block]:
+        """Forget all blocks, which are the caller's to give back: the sequence begins again from its tokens."""
+        blocks = self.table.cut(0)
         self.table, self.computed = BlockTable(), 0
         self.job, self.prefix_settled = None, False
+        return blocks
 
     @property
     def remaining(self) -> int:

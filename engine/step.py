@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
-from kvstore.core.types import Codec
-from kvstore.engine.attention import AttentionStep
+from kvstore.core.types import Area, Codec
+from kvstore.engine.attention import AttentionStep, ColdPart
+from kvstore.engine.cold import ColdReaders
 from kvstore.engine.memory import CPU
 from kvstore.engine.scheduler import Share
 from kvstore.engine.writer import KvWriter, WriteRun
@@ -24,6 +25,7 @@ class StepInput:
 
     ``token_ids`` and ``positions`` are int64 [1, tokens]; ``rows`` int64 are the places in it whose logits are wanted.
     ``attended`` is the context of these rows, summed, and ``attended_int8`` the part of it that lies in int8 blocks.
+    ``memory_bytes`` are those of slices that attention reads in memory, by tier.
     """
 
     token_ids: torch.Tensor
@@ -32,6 +34,7 @@ class StepInput:
     attention: AttentionStep
     attended: int
     attended_int8: int
+    memory_bytes: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,41 @@ class _Tables:
     contexts: list[int]
 
 
-def build_step(shares: Items[Share], spec: NamespaceSpec, device: torch.device = CPU) -> StepInput:
-    """Lay the shares' tokens side by side, on ``device``. Rows are wanted for the last token of a share that draws."""
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """What a step needs for blocks in storage: their readers, and the sliding window of each layer (None: all)."""
+
+    readers: ColdReaders
+    windows: tuple[int | None, ...]
+
+    def parts(self, shares: Items[Share], firsts: Items[int], spec: NamespaceSpec) -> tuple[ColdPart, ...]:
+        """A part for each share with COLD blocks; their reading begins. ``firsts`` are the shares' first rows."""
+        found: list[ColdPart] = []
+        last_row = 0
+        whole = [layer for layer in range(spec.layers) if self.windows[layer] is None]
+        for share, first in zip(shares, firsts, strict=True):
+            if len(share.sequence.table.cold):
+                reader = self.readers.of(share.sequence.table)
+                reader.begin([layer for layer in whole if share.draws or layer != spec.layers - 1])
+                context = share.sequence.computed + share.count
+                drawn = last_row if share.draws else None
+                found.append(ColdPart(reader, first, share.count, context, drawn, spec.geometry))
+            last_row += share.draws
+        return tuple(found)
+
+
+def build_step(
+    shares: Items[Share],
+    spec: NamespaceSpec,
+    device: torch.device = CPU,
+    cold: Cold | None = None,
+    *,
+    all_rows: bool = False,
+) -> StepInput:
+    """Lay the shares' tokens side by side, on ``device``. Rows are wanted for the last token of a share that draws.
+
+    The last layer attends with these rows only, but with ``all_rows``. ``cold`` is needed where blocks are COLD.
+    """
     geometry, layout = spec.geometry, BlockLayout.of(spec)
     counts = np.array([share.count for share in shares])
     ends = np.cumsum(counts)
@@ -55,15 +91,44 @@ def build_step(shares: Items[Share], spec: NamespaceSpec, device: torch.device =
     runs = [r for s, row in zip(shares, firsts, strict=True) for r in _runs(s, row, geometry.block_tokens)]
     tables = _tables(shares, geometry.block_tokens)
     drawing = [share.draws for share in shares]
+    batches = _batches(tables, ends, spec, device)
+    last_rows = None
+    if not all_rows:
+        last_rows = torch.tensor(rows, dtype=torch.int64, device=device)
+        drawn = torch.from_numpy(np.cumsum([0, *drawing]).astype(np.int32)).to(device)
+        batches[-1] = tuple(replace(batch, query_offsets=drawn) for batch in batches[-1])
+    writer = KvWriter(runs, geometry, layout.raw_slice_stride)
+    parts = cold.parts(shares, firsts, spec) if cold is not None else ()
     in_int8 = (tables.codecs[drawing] == Codec.INT8) & (tables.addresses[drawing] != 0)
     return StepInput(
         torch.tensor([tokens], device=device),
         torch.from_numpy(positions)[None].to(device),
         torch.tensor(rows, dtype=torch.int64, device=device),
-        AttentionStep(KvWriter(runs, geometry, layout.raw_slice_stride), _batches(tables, ends, spec, device)),
+        AttentionStep(writer, batches, cold=parts, last_rows=last_rows),
         attended=sum(context for context, draws in zip(tables.contexts, drawing, strict=True) if draws),
         attended_int8=int(in_int8.sum()) * geometry.block_tokens,
+        memory_bytes=_memory_bytes(shares, spec, cold.windows if cold is not None else (None,) * spec.layers),
     )
+
+
+def _memory_bytes(shares: Items[Share], spec: NamespaceSpec, windows: Items[int | None]) -> dict[str, int]:
+    """Bytes of slices in memory that the shares' queries see, by area; layers that stay raw count as coded."""
+    layout, found = BlockLayout.of(spec), {"device": 0, "host": 0, "private": 0}
+    sizes = np.array([layout.of_codec(codec)[0] for codec in (Codec.RAW, Codec.of_word(spec.codec))])
+    for share in shares:
+        table, begin = share.sequence.table, share.sequence.computed
+        blocks = -(-(begin + share.count) // spec.block_tokens)
+        layers = windows if share.draws else windows[:-1]
+        for window in set(layers):
+            first = 0 if window is None else max(0, begin - window + 1) // spec.block_tokens
+            areas = table.areas.view(first, blocks)
+            seen = sizes[(table.codecs.view(first, blocks) != Codec.RAW).astype(np.int8)]
+            seen = np.where(table.addresses.view(first, blocks) != 0, seen, 0) * layers.count(window)
+            sums = np.bincount(areas, seen, minlength=Area.BUFFER + 1)
+            found["device"] += int(sums[Area.DEVICE] + sums[Area.BUFFER])
+            found["host"] += int(sums[Area.HOST])
+            found["private"] += int(sums[Area.NONE])
+    return found
 
 
 def _runs(share: Share, row: int, block_tokens: int) -> list[WriteRun]:
@@ -81,13 +146,13 @@ def _runs(share: Share, row: int, block_tokens: int) -> list[WriteRun]:
 
 def _tables(shares: Items[Share], block_tokens: int) -> _Tables:
     contexts = [share.sequence.computed + share.count for share in shares]
-    blocks = [s.sequence.table.blocks[: -(-c // block_tokens)] for s, c in zip(shares, contexts, strict=True)]
-    width = max(len(table) for table in blocks)
+    counts = [-(-context // block_tokens) for context in contexts]
+    width = max(counts)
     addresses = np.zeros((len(shares), width), np.int64)
     codecs = np.zeros((len(shares), width), np.int8)
-    for row, table in enumerate(blocks):
-        addresses[row, : len(table)] = [block.address for block in table]
-        codecs[row, : len(table)] = [block.codec for block in table]
+    for row, (share, count) in enumerate(zip(shares, counts, strict=True)):
+        addresses[row, :count] = share.sequence.table.addresses.view(0, count)
+        codecs[row, :count] = share.sequence.table.codecs.view(0, count)
     return _Tables(addresses, codecs, contexts)
 
 

@@ -33,14 +33,16 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 class Model:
     """A decoder ready to run: the library's module, its namespace, and its tokenizer where the folder has one.
 
-    ``eos_ids`` are the tokens that end an answer. ``network`` was put into evaluation mode and attends through
-    ``attention.py``; nothing else may run it while an engine does.
+    ``eos_ids`` are the tokens that end an answer, ``windows`` the sliding window of each layer (None: all tokens).
+    ``network`` was put into evaluation mode and attends through ``attention.py``; nothing else may run it while an
+    engine does.
     """
 
     network: Any
     spec: NamespaceSpec
     text: TextCodec | None = None
     eos_ids: frozenset[int] = frozenset()
+    windows: tuple[int | None, ...] = ()
 
     @property
     def positions_max(self) -> int:
@@ -126,8 +128,8 @@ def adopt_model(
     spec = spec_of(network.config, identity, dtype, **options)
     network.set_attn_implementation(ATTENTION_NAME)
     network.eval()
-    prove(network, spec)
-    return Model(network, spec, text, _eos_ids(network))
+    windows = prove(network, spec)
+    return Model(network, spec, text, _eos_ids(network), windows)
 
 
 def identity_of(folder: Path) -> Identity:

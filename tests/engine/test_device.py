@@ -19,6 +19,7 @@ from kvstore.core.types import Area
 from kvstore.daemon import daemon as daemon_module
 from kvstore.daemon.build import build_tiers
 from kvstore.daemon.config import Config
+from kvstore.engine.blocks import Block, BlockState
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.memory import PrivatePool, Region
@@ -148,8 +149,8 @@ def test_all_tensors_of_a_step_are_on_its_device(pair: Pair) -> None:
     region = Region(torch.empty(4 * layout_bytes, dtype=torch.uint8, device=META), spec.layers)
     assert region.device == META
     sequence = Sequence(1, random_prompt(1, 70), 70, GREEDY, None, 0, None)  # type: ignore[arg-type]
-    block = SimpleNamespace(region=region, offset=0, address=4096, codec=0)
-    sequence.table.blocks = [block, block]  # type: ignore[list-item]
+    for _ in range(2):
+        sequence.table.append(Block(BlockState.PRIVATE, region, 4096, Area.NONE))
     step = build_step([Share(sequence, 70)], spec, META)
     batches = {id(batch): batch for layer in step.attention.batches for batch in layer}.values()
     tensors = [step.token_ids, step.positions, step.rows]

@@ -1,0 +1,106 @@
+"""Blocks leave memory: those of a context that DEVICE and HOST can not hold stay in storage, held and never dropped.
+
+A cold block keeps no place. It is let go only once a copy of it lies in storage, and the hold comes before
+the pin goes, so that at no moment anything but this engine's release can drop it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from kvstore.core.errors import InternalError
+from kvstore.core.namespace import BlockLayout
+from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, LeaseId, Tier
+from kvstore.engine.blocks import Block, Registry
+from kvstore.engine.config import EngineConfig
+from kvstore.engine.counters import Counters
+from kvstore.engine.link import CacheLink
+
+MEMORY_BITS = Tier.DEVICE.bit | Tier.HOST.bit
+FLUSH_MS = 30_000
+
+
+class Cooling:
+    """Moves blocks of one engine to storage, and knows how much of HOST the engine may still pin."""
+
+    def __init__(
+        self, link: CacheLink, registry: Registry, counters: Counters, layout: BlockLayout, config: EngineConfig
+    ) -> None:
+        self._link = link
+        self._registry = registry
+        self._counters = counters
+        self._stored_bytes = layout.stored_bytes
+        self._host_share = config.host_share
+
+    @property
+    def host_room(self) -> int:
+        """Blocks that the engine may still pin in HOST, by its own share of it."""
+        share = int(self._host_share * self._link.region(Area.HOST).nbytes) // self._stored_bytes
+        return max(0, share - self._registry.count(Area.HOST))
+
+    def hold(self, keys: Items[BlockKey]) -> int:
+        """Hold blocks that lie in storage; returns for how many, from the first on. The others are not held."""
+        for begin in range(0, len(keys), BATCH_KEYS_MAX):
+            part = keys[begin : begin + BATCH_KEYS_MAX]
+            flags = self._link.call(lambda cache, part=part: cache.hold(self._link.held, self._link.namespace, part))  # type: ignore[misc]
+            if not all(flags):
+                well = list(flags).index(False)
+                self._link.release(self._link.held, [k for k, f in zip(part[well:], flags[well:], strict=True) if f])
+                return begin + well
+        return len(keys)
+
+    def cool(self, blocks: list[Block]) -> int:
+        """Let go of the places of blocks in DEVICE or HOST; returns how many had a copy in storage, and went.
+
+        Blocks that are not in storage yet are written first, if none of them is.
+        """
+        ready = self._in_storage(blocks)
+        if not ready and self._link.flush(FLUSH_MS):
+            ready = self._in_storage(blocks)
+        if not ready:
+            return 0
+        ready = ready[: self.hold([key_of(block) for block in ready])]
+        pins: dict[LeaseId, list[BlockKey]] = {}
+        for block in ready:
+            pins.setdefault(self._link.lease_of(block.moved), []).append(key_of(block))
+            self._registry.cool(block)
+        for lease, keys in pins.items():
+            self._link.release(lease, keys)
+        self._counters.blocks_cooled += len(ready)
+        return len(ready)
+
+    def _in_storage(self, blocks: list[Block]) -> list[Block]:
+        found: list[Block] = []
+        for begin in range(0, len(blocks), BATCH_KEYS_MAX):
+            part = blocks[begin : begin + BATCH_KEYS_MAX]
+            keys = [key_of(block) for block in part]
+            result = self._link.call(lambda cache, keys=keys: cache.match(self._link.namespace, keys))  # type: ignore[misc]
+            found += [b for b, bits in zip(part, result.residency, strict=False) if bits & ~MEMORY_BITS]
+        return found
+
+
+def key_of(block: Block) -> BlockKey:
+    """The key of a block of the registry."""
+    if block.key is None:
+        raise InternalError("a block without a key is in the registry")
+    return block.key
+
+
+def cold_run(residency: Items[int], room: int) -> tuple[int, bool]:
+    """How many leading blocks of a prefix are to be treated alike, and whether they stay in storage.
+
+    Blocks that lie in memory are read there; of the others as many are promoted as there is ``room`` for.
+    """
+    stays: list[bool] = []
+    for bits in residency:
+        cold = not bits & MEMORY_BITS
+        stays.append(cold and room <= 0)
+        room -= cold
+        if stays[-1] != stays[0]:
+            return len(stays) - 1, stays[0]
+    return len(stays), bool(stays) and stays[0]
+
+
+def hottest(bits: int) -> str:
+    """Name of the hottest tier of a residency set."""
+    return next((tier.name.lower() for tier in Tier if bits & tier.bit), Tier.SSD.name.lower())
