@@ -15,6 +15,8 @@ from setuptools import setup
 
 SOURCES = [
     "module",
+    "index",
+    "index_face",
     "paged",
     "pool",
     "memory",

@@ -110,6 +110,14 @@ def _shape(geometry: SliceGeometry, codec: str) -> tuple[int, int, int, int]:
     return geometry.kv_heads, geometry.head_dim, geometry.block_tokens, _FORMATS[name]
 
 
+def index(tiers: Sequence[int]) -> Any:
+    """A new index of blocks with columns for these tiers; see ``kvstore/store/columns/native.py``.
+
+    MemoryError where the system gives no address space for the columns.
+    """
+    return _module().Index(list(tiers))
+
+
 def thread_count() -> int:
     """Threads an op may use, the calling one included; by default the processors of this process's affinity."""
     return int(_module().thread_count())

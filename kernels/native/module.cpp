@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "copies.h"
+#include "index_face.h"
 #include "levels.h"
 #include "memory.h"
 #include "paged.h"
@@ -250,6 +251,7 @@ void set_thread_count(int count) {
 
 PYBIND11_MODULE(_native, module) {
     module.attr("MAX_SIDE") = kv::kMaxSide;
+    kv::define_index(module);
     module.def("levels", &levels);
     module.def("thread_count", &kv::thread_count);
     module.def("set_thread_count", &set_thread_count);

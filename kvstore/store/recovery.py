@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from array import array
 from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
@@ -106,7 +105,7 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
     """Enter blocks of one namespace. Columns are local names here: this loop is most of a warm start's work."""
     index, use = book.index, book.policies[tier].inserted
     slots, residency, place = index.slots(namespace.number), index.residency, index.place[tier]
-    kids, number, bit = index.kids[tier], namespace.number, tier.bit
+    kids, bit = index.kids[tier], tier.bit
     kinds, counts = {Codec.RAW: 0, namespace.codec: namespace.kind_of(namespace.codec, Codec.RAW)}, [0, 0]
     fresh = 0
     for block in blocks:
@@ -123,14 +122,12 @@ def _register_group(book: Book, namespace: Namespace, blocks: Iterable[Recovered
             continue
         parent = NONE if parent_key == ROOT_PARENT else slots.get(parent_key, UNKNOWN)
         if parent == UNKNOWN:
-            parent = index.add(parent_key, UNKNOWN, number, 0)
-            namespace.slots += 1
+            parent = book.add(parent_key, UNKNOWN, namespace, 0)
             # Which may be the block itself.
             slot = slots.get(key, NONE)
         depth = index.depth[parent] + 1 if parent >= 0 else 0
         if slot == NONE:
-            slot = index.add(key, parent, number, depth)
-            namespace.slots += 1
+            slot = book.add(key, parent, namespace, depth)
         elif index.parent[slot] == UNKNOWN:
             index.adopt(slot, parent, depth)
         index.codec[slot] = kind
@@ -151,8 +148,8 @@ def set_depths(index: BlockIndex) -> bool:
 
     False, and nothing done, if parents go round in a circle somewhere.
     """
-    ancestors = np.array(index.parent, dtype=np.int64)[: index.top]
-    depths = np.array(index.depth, dtype=np.int64)[: index.top]
+    ancestors = np.array(index.parent[: index.top], dtype=np.int64)
+    depths = np.array(index.depth[: index.top], dtype=np.int64)
     has_parent = ancestors >= 0
     right = np.minimum(np.where(has_parent, depths[ancestors] + 1, 0), DEPTH_MAX)
     if np.array_equal(right, depths) and not (depths == DEPTH_MAX).any():
@@ -167,7 +164,7 @@ def set_depths(index: BlockIndex) -> bool:
         has_parent = ancestors >= 0
     if has_parent.any():
         return False
-    index.depth[: index.top] = array("H", np.minimum(steps, DEPTH_MAX).astype(np.uint16).tobytes())
+    np.frombuffer(index.depth, np.uint16)[: index.top] = np.minimum(steps, DEPTH_MAX)
     return True
 
 
@@ -177,9 +174,9 @@ def cut_circles(book: Book) -> None:
     A client whose keys are no hashes can have named such parents. What hangs under them has a missing parent then.
     """
     index = book.index
-    step = np.append(np.array(index.parent, dtype=np.int64)[: index.top], index.top)
+    step = np.append(np.array(index.parent[: index.top], dtype=np.int64), index.top)
     # A step from a root, from a ghost that knows no parent, and from the end itself, leads to the end.
-    step[:-1][(step[:-1] < 0) | (np.array(index.children)[: index.top] == 0)] = index.top
+    step[:-1][(step[:-1] < 0) | (np.array(index.children[: index.top]) == 0)] = index.top
     for _ in range(index.top.bit_length() + 1):
         step = step[step]
     circle = np.unique(step[step != index.top]).tolist()

@@ -29,7 +29,7 @@ def _counts(book: Book) -> list[str]:
     kids = [Counter[int]() for _ in range(TIERS_MAX + 1)]
     wrong = []
     for number, key, slot in _blocks(book):
-        if index.keys[slot] != key or index.namespace[slot] != number:
+        if index.key_at(slot) != key or index.namespace[slot] != number:
             wrong.append(f"slot {slot} does not know its key or its namespace")
         parent = index.parent[slot]
         if parent >= 0:
@@ -53,8 +53,7 @@ def _counts(book: Book) -> list[str]:
 
 def _blocks(book: Book) -> list[tuple[int, BlockKey, int]]:
     """Namespace number, key and slot of every block and ghost."""
-    index = book.index
-    return [(e.number, key, slot) for e in book.namespaces for key, slot in index.slots(e.number).items()]
+    return book.index.blocks()
 
 
 def _lists(book: Book) -> list[str]:

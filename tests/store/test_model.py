@@ -363,7 +363,7 @@ class StoreMachine(RuleBasedStateMachine):
     def in_jobs(self):
         """Keys that a job under way keeps."""
         with self.store._state.locked() as book:
-            return {book.index.keys[slot] for slot in book.holds}
+            return {book.index.key_of(slot) for slot in book.holds}
 
     @invariant()
     def nothing_is_lost_or_made_up(self):

@@ -1,10 +1,15 @@
 """The index of blocks as columns: a slot number a block, an array a field, a dict from key to slot a namespace.
 
+This is the form in plain Python: what the index means, what the native one (``native.py``) is tested against, and what
+a machine without the C++ extension runs. ``forms.py`` chooses.
+
 A block is (namespace, key): the same key in two namespaces is two blocks, which know nothing of each other.
 
 A slot lives while its block has a copy, while something is under way for it, or while it has children. A slot
 without any copy is a *ghost*: the missing parent of blocks that are resident (their parent was removed, failed its
 checksum, or was not found at start). A ghost is never matched, and is filled again when its key is committed.
+
+A copy's number is ``slot << TIER_BITS | tier``. *Pins* keep one copy where it is: counts by copy number.
 
 Everything here is guarded by the store's lock; nothing here takes it.
 """
@@ -12,10 +17,11 @@ Everything here is guarded by the store's lock; nothing here takes it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
-from kvstore.core.types import TIERS_MAX, BlockKey, Tier
+from kvstore.core.types import TIERS_MAX, Area, BlockKey, Codec, Place, Tier
+from kvstore.tiers.versions import Versions
 
 NONE: Final = -1
 """No slot: the parent of a root, the end of a list."""
@@ -30,32 +36,74 @@ PAGE_BITS: Final = 12
 PAGE: Final = 1 << PAGE_BITS
 DEPTH_MAX: Final = 0xFFFF
 HITS_MAX: Final = 0xFFFF
+TIER_BITS: Final = 4
+TIER_MASK: Final = (1 << TIER_BITS) - 1
+KINDS: Final = 4
+"""What a block's codecs, made one number by ``Namespace.kind_of``, are below."""
+
 _CHUNK: Final = 4096
+
+Column: TypeAlias = "array[int] | memoryview[int]"
+
+Forms: TypeAlias = tuple[tuple[int, Area, int, Codec] | None, ...]
+"""By ``tier * KINDS + kind``: what is added to a copy's offset for its place, then area, stride and codec of that."""
+
+
+class Asked(NamedTuple):
+    """What a fetch wants, beside its keys."""
+
+    namespace: int
+    readable: int
+    """Residency bits that can be read now."""
+    wanted: bytes
+    """By residency bits: number of the tier that is read; 0 where bytes have to move first."""
+
+
+class Found(NamedTuple):
+    """What a fetch found: slots by position (NONE for a miss), and positions by what is to be done."""
+
+    slots: list[int]
+    missing: list[int]
+    moving: list[int]
+    hits: list[int]
+    places: list[Place]
+    """Of the hits; none without a lease."""
+    bits: bytes
+    """Residency of all that was found, in order."""
+    pinned: list[int]
+    """Numbers of copies that were not pinned before, whose policies have to be told."""
 
 
 class BlockIndex:
-    """Columns by slot. Readers may index them; only ``residency.Book`` and the lists write them.
+    """Columns by slot. Readers may index them; only ``book.Book`` and the lists write them.
 
     Columns of a tier that is not among ``tiers`` stay empty: 16 bytes a block that a store without DEVICE saves.
     """
 
+    form: ClassVar[str] = "python"
+    listed: frozenset[Tier] = frozenset()
+    """Tiers whose LRU list is kept in the index itself: their policies need not be told of uses and pins."""
+
     def __init__(self, tiers: Iterable[Tier] = tuple(Tier)) -> None:
-        self._tiers = tuple(tiers)
+        self.tiers = tuple(tiers)
         self._spaces: list[dict[BlockKey, int]] = []
-        self.keys: list[BlockKey | None] = []
-        self.parent = array("i")
-        self.namespace = array("I")
-        self.residency = array("B")
+        self._keys: list[BlockKey | None] = []
+        self._sizes: list[Sequence[Sequence[int]]] = []
+        self._pinned_bytes = [0] * (TIERS_MAX + 1)
+        self._pins: dict[int, int] = {}
+        self.parent: Column = array("i")
+        self.namespace: Column = array("I")
+        self.residency: Column = array("B")
         """Tier bits of READY copies."""
-        self.codec = array("B")
+        self.codec: Column = array("B")
         """Codecs of the copies below DEVICE and of the one there, made one number by ``Namespace.kind_of``."""
-        self.depth = array("H")
+        self.depth: Column = array("H")
         """Blocks before this one in its chain, at most 65,535."""
-        self.children = array("i")
-        self.hits = array("H")
-        self.last_use = array("I")
+        self.children: Column = array("i")
+        self.hits: Column = array("H")
+        self.last_use: Column = array("I")
         """Hundredths of a second since the store's start."""
-        self.place = [array("I" if number <= Tier.HOST else "i") for number in range(TIERS_MAX + 1)]
+        self.place: list[Column] = [array("I" if number <= Tier.HOST else "i") for number in range(TIERS_MAX + 1)]
         """Page number in the arena; the handle in storage. Lists by tier begin with an unused entry."""
         self.kids = _columns()
         """Children with a READY copy in the tier."""
@@ -68,8 +116,16 @@ class BlockIndex:
     def __len__(self) -> int:
         return self._fresh - len(self._free)
 
-    def slots(self, namespace: int) -> dict[BlockKey, int]:
+    @property
+    def pins(self) -> Mapping[int, int]:
+        """How often each pinned copy is pinned, by copy number."""
+        return self._pins
+
+    def slots(self, namespace: int) -> Mapping[BlockKey, int]:
         """Slots of one namespace by key, ghosts included. For looking up: only ``add`` and ``delete`` change it."""
+        return self._space(namespace)
+
+    def _space(self, namespace: int) -> dict[BlockKey, int]:
         while namespace >= len(self._spaces):
             self._spaces.append({})
         return self._spaces[namespace]
@@ -92,8 +148,8 @@ class BlockIndex:
             if slot == len(self.parent):
                 self._grow()
             self._fresh += 1
-        self.slots(namespace)[key] = slot
-        self.keys[slot] = key
+        self._space(namespace)[key] = slot
+        self._keys[slot] = key
         self.parent[slot] = parent
         self.namespace[slot] = namespace
         self.depth[slot] = depth if depth < DEPTH_MAX else DEPTH_MAX
@@ -115,10 +171,10 @@ class BlockIndex:
 
     def delete(self, slot: int) -> None:
         """Forget a slot that has no copies and no children, and is on no list."""
-        key = self.keys[slot]
+        key = self._keys[slot]
         if key is not None:
             del self._spaces[self.namespace[slot]][key]
-        self.keys[slot] = None
+        self._keys[slot] = None
         parent = self.parent[slot]
         if parent >= 0:
             self.children[parent] -= 1
@@ -126,9 +182,13 @@ class BlockIndex:
         self.hits[slot] = 0
         self._free.append(slot)
 
+    def key_at(self, slot: int) -> BlockKey | None:
+        """Key of a slot in use, None for one that is free."""
+        return self._keys[slot] if 0 <= slot < self._fresh else None
+
     def key_of(self, slot: int) -> BlockKey:
         """Key of a slot in use. KeyError for one that is not."""
-        key = self.keys[slot]
+        key = self.key_at(slot)
         if key is None:
             raise KeyError(slot)
         return key
@@ -142,20 +202,140 @@ class BlockIndex:
         """Byte offset of the slot's copy in an arena."""
         return self.place[tier][slot] * PAGE
 
+    def blocks(self, namespace: int = -1) -> list[tuple[int, BlockKey, int]]:
+        """Namespace, key and slot of every block and ghost, or of those of one namespace."""
+        chosen = range(len(self._spaces)) if namespace < 0 else (namespace,)
+        return [(number, key, slot) for number in chosen for key, slot in self._space(number).items()]
+
+    def with_prefix(self, prefix: bytes, begin: int, end: int) -> list[int]:
+        """Slots from ``begin`` up to ``end`` whose keys begin so."""
+        some = enumerate(self._keys[begin : min(end, self._fresh)], begin)
+        return [slot for slot, key in some if key is not None and key.startswith(prefix)]
+
+    # -- steps of calls that have many keys ----------------------------------------------------------------------
+
+    def match(self, namespace: int, keys: Sequence[BlockKey], readable: int) -> bytes:
+        """Residency of the longest run of blocks, from the first key on, that lie where they can be read."""
+        slot_of, residency, found = self._space(namespace).get, self.residency, bytearray()
+        for key in keys:
+            slot = slot_of(key, NONE)
+            bits = residency[slot] & readable if slot >= 0 else 0
+            if not bits:
+                break
+            found.append(bits)
+        return bytes(found)
+
+    def fetch(
+        self,
+        asked: Asked,
+        keys: Sequence[BlockKey],
+        pins: dict[int, None] | None,
+        forms: Forms,
+        versions: Sequence[Versions],
+    ) -> Found:
+        """Look keys up, and pin those that lie where they are wanted.
+
+        ``pins`` are the copy numbers that the lease has pinned, which get more; None: nothing is pinned or told a
+        place. ``versions`` are those of the pages of each tier's arena, by tier.
+        """
+        namespace, readable, wanted = asked
+        slot_of, residency = self._space(namespace).get, self.residency
+        found = Found([], [], [], [], [], b"", [])
+        bits = bytearray()
+        for position, key in enumerate(keys):
+            slot = slot_of(key, NONE)
+            if slot == NONE or not residency[slot] & readable:
+                found.slots.append(NONE)
+                found.missing.append(position)
+                continue
+            found.slots.append(slot)
+            bits.append(residency[slot])
+            tier = wanted[residency[slot]]
+            (found.hits if tier else found.moving).append(position)
+            form = forms[tier * KINDS + self.codec[slot]]
+            if pins is None or form is None:
+                continue
+            first, area, stride, codec = form
+            begin = self.place[tier][slot] * PAGE + first
+            found.places.append(Place(area, begin, stride, codec, versions[tier][begin >> PAGE_BITS]))
+            number = slot << TIER_BITS | tier
+            if number not in pins:
+                pins[number] = None
+                found.pinned.append(number)
+        return found._replace(bits=bytes(bits), pinned=self.pin_all(found.pinned))
+
+    def note(self, slots: list[int], ticks: int) -> None:
+        """Blocks, given parents first, are used now: one hit more, and where the index keeps lists, the hot ends."""
+        for slot in slots:
+            self.last_use[slot] = ticks
+            if self.hits[slot] < HITS_MAX:
+                self.hits[slot] += 1
+
+    def know(self, namespace: int, sizes: Sequence[Sequence[int]]) -> None:
+        """Bytes of a block of a namespace, by tier and kind: to be told before its first slot."""
+        while namespace >= len(self._sizes):
+            self._sizes.append(())
+        self._sizes[namespace] = sizes
+
+    def set_kind(self, slot: int, kind: int) -> None:
+        """Say how the block's copies are encoded. A pin of one that is DOOMED counts as what the next one has."""
+        sizes = self._sizes_of(slot)
+        for tier in self.tiers:
+            if slot << TIER_BITS | tier in self._pins:
+                self._pinned_bytes[tier] += sizes[tier][kind] - sizes[tier][self.codec[slot]]
+        self.codec[slot] = kind
+
+    def pinned_bytes(self, tier: int) -> int:
+        """Bytes of the tier's pinned copies."""
+        return self._pinned_bytes[tier]
+
+    def pin_all(self, numbers: list[int]) -> list[int]:
+        """Pin copies once more each; those that were not pinned before, of tiers that are not ``listed``."""
+        fresh = []
+        for number in numbers:
+            if number in self._pins:
+                self._pins[number] += 1
+                continue
+            self._pins[number] = 1
+            fresh.append(number)
+            slot, tier = number >> TIER_BITS, number & TIER_MASK
+            self._pinned_bytes[tier] += self._sizes_of(slot)[tier][self.codec[slot]]
+        return fresh
+
+    def unpin_all(self, numbers: list[int]) -> tuple[list[int], list[int]]:
+        """Undo one pin of each copy, in their order. Those that are not pinned any more: READY ones of tiers that are
+        not ``listed`` (where they go to the hot end), then those that are not READY."""
+        released: list[int] = []
+        gone: list[int] = []
+        for number in numbers:
+            if self._pins[number] > 1:
+                self._pins[number] -= 1
+                continue
+            del self._pins[number]
+            slot, tier = number >> TIER_BITS, number & TIER_MASK
+            self._pinned_bytes[tier] -= self._sizes_of(slot)[tier][self.codec[slot]]
+            (released if self.residency[slot] >> (tier - 1) & 1 else gone).append(number)
+        return released, gone
+
+    def _sizes_of(self, slot: int) -> Sequence[Sequence[int]]:
+        namespace = self.namespace[slot]
+        return (self._sizes[namespace] if namespace < len(self._sizes) else ()) or _NO_SIZES
+
     def _grow(self) -> None:
-        self.keys.extend([None] * _CHUNK)
-        for column in (
-            self.parent, self.namespace, self.residency, self.codec, self.depth, self.children, self.hits,
-            self.last_use, *(self.place[tier] for tier in self._tiers), *(self.kids[tier] for tier in self._tiers),
-        ):  # fmt: skip
-            column.frombytes(bytes(_CHUNK * column.itemsize))
-        unlisted = array("i", [UNLISTED]) * _CHUNK
-        for tier in self._tiers:
-            self.colder[tier].extend(unlisted)
-            self.hotter[tier].extend(unlisted)
+        self._keys.extend([None] * _CHUNK)
+        tiers = [columns[tier] for tier in self.tiers for columns in (self.place, self.kids)]
+        plain = (self.parent, self.namespace, self.residency, self.codec, self.depth, self.children, self.hits)
+        for column in (*plain, self.last_use, *tiers):
+            _extend(column, array(_array(column).typecode, bytes(_CHUNK * column.itemsize)))
+        for tier in self.tiers:
+            _extend(self.colder[tier], array("i", [UNLISTED]) * _CHUNK)
+            _extend(self.hotter[tier], array("i", [UNLISTED]) * _CHUNK)
 
 
-def _columns() -> list[array[int]]:
+_NO_SIZES: Final = ((0,) * KINDS,) * (TIERS_MAX + 1)
+
+
+def _columns() -> list[Column]:
     return [array("i") for _ in range(TIERS_MAX + 1)]
 
 
@@ -170,3 +350,14 @@ def closes_circle(index: BlockIndex, slot: int, parent: int) -> bool:
     while parent >= 0 and parent != slot:
         parent = index.parent[parent]
     return parent == slot
+
+
+def _array(column: Column) -> array[int]:
+    """A column of this form, which can grow."""
+    if not isinstance(column, array):
+        raise TypeError("a column of the index in Python is an array")
+    return column
+
+
+def _extend(column: Column, more: array[int]) -> None:
+    _array(column).extend(more)

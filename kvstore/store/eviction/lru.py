@@ -32,13 +32,30 @@ class LruList:
         self._kids = index.kids[tier]
         self._cold = NONE
         self._hot = NONE
-        self.aside: dict[int, None] = {}
-        """In the order of their setting aside: nearly always the coldest first."""
+        self._aside: dict[int, None] = {}
 
     @property
     def coldest(self) -> int:
         """Slot at the cold end, or NONE."""
         return self._cold
+
+    @property
+    def hottest(self) -> int:
+        """Slot at the hot end, or NONE."""
+        return self._hot
+
+    @property
+    def aside(self) -> dict[int, None]:
+        """What is set aside, in the order of its setting aside: nearly always the coldest first."""
+        return self._aside
+
+    def is_aside(self, slot: int) -> bool:
+        """Whether a slot is set aside."""
+        return slot in self._aside
+
+    def first_aside(self) -> int:
+        """Slot that was set aside first, or NONE."""
+        return next(iter(self._aside), NONE)
 
     def hotter_than(self, slot: int) -> int:
         """The next slot towards the hot end, or NONE."""
@@ -52,7 +69,7 @@ class LruList:
         hot = self._hot
         if hot == slot:
             return
-        if self._hotter[slot] != UNLISTED or slot in self.aside:
+        if self._hotter[slot] != UNLISTED or slot in self._aside:
             self.take(slot)
             hot = self._hot
         self._colder[slot] = hot
@@ -65,9 +82,9 @@ class LruList:
 
     def return_cold(self, slot: int) -> None:
         """Bring a slot that was set aside back to the cold end; nothing happens to any other."""
-        if slot not in self.aside:
+        if slot not in self._aside:
             return
-        del self.aside[slot]
+        del self._aside[slot]
         cold = self._cold
         self._hotter[slot] = cold
         self._colder[slot] = NONE
@@ -81,7 +98,7 @@ class LruList:
         """Take a slot off the list (or from aside); nothing happens if it is on neither."""
         hotter = self._hotter[slot]
         if hotter == UNLISTED:
-            self.aside.pop(slot, None)
+            self._aside.pop(slot, None)
             return
         colder = self._colder[slot]
         if colder == NONE:
@@ -98,11 +115,11 @@ class LruList:
     def set_aside(self, slot: int) -> None:
         """Take a listed slot off until ``return_cold`` or ``use``."""
         self.take(slot)
-        self.aside[slot] = None
+        self._aside[slot] = None
 
     def reconsider_all(self) -> None:
         """Bring everything that was set aside back to the cold end, in the order in which it was set aside."""
-        for slot in reversed(list(self.aside)):
+        for slot in reversed(list(self._aside)):
             self.return_cold(slot)
 
     # -- eviction.Eviction ---------------------------------------------------------------------------------------
@@ -115,7 +132,7 @@ class LruList:
 
     def used(self, slots: Sequence[int]) -> None:
         """Put those that are listed or aside to the hot end, the last one hottest."""
-        hotter, aside, use = self._hotter, self.aside, self.use
+        hotter, aside, use = self._hotter, self._aside, self.use
         for slot in slots:
             if hotter[slot] != UNLISTED or slot in aside:
                 use(slot)
@@ -126,7 +143,7 @@ class LruList:
         young: list[int] = []
         limit = self._middle_age() if choice.may_break else None
         uncovered: list[int] = []
-        cursor = self._cold
+        cursor = self.coldest
         while not choice.done:
             if uncovered:
                 slot = uncovered.pop()
@@ -137,9 +154,9 @@ class LruList:
             if limit is not None and self._last_use[slot] > limit and not self._kids[slot]:
                 young.append(slot)
             elif not choice.take(slot):
-                if not choice.done and slot not in self.aside:
+                if not choice.done and not self.is_aside(slot):
                     self.set_aside(slot)
-            elif choice.uncovered in self.aside:
+            elif self.is_aside(choice.uncovered):
                 # It had been set aside for its children, and was colder than all that is listed: it is next.
                 uncovered.append(choice.uncovered)
         if not choice.done:
@@ -152,7 +169,8 @@ class LruList:
     def _middle_age(self) -> int:
         """The last use half way between the coldest and the hottest copy's. A leaf after that is likely to be the end
         of a chain that grows: its own root is older, and goes before it."""
-        coldest = next(iter(self.aside), self._cold)
-        if NONE in (coldest, self._hot):
+        first, hottest = self.first_aside(), self.hottest
+        coldest = self.coldest if first == NONE else first
+        if NONE in (coldest, hottest):
             return 0
-        return (self._last_use[coldest] + self._last_use[self._hot]) // 2
+        return (self._last_use[coldest] + self._last_use[hottest]) // 2

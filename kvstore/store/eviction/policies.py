@@ -7,12 +7,22 @@ from typing import Final
 
 from kvstore.core.types import TIERS_MAX, Tier
 from kvstore.store.columns.index import BlockIndex
+from kvstore.store.columns.native import NativeIndex
 from kvstore.store.eviction.contract import Eviction, build, register
 from kvstore.store.eviction.lru import LruList
+from kvstore.store.eviction.native_lru import NativeLru
 
 DEFAULT: Final = "lru"
 
-register(DEFAULT, LruList)
+
+def lru(index: BlockIndex, tier: Tier) -> LruList:
+    """The LRU list of a tier, kept where the index is."""
+    if isinstance(index, NativeIndex) and tier in index.tiers:
+        return NativeLru(index, tier)
+    return LruList(index, tier)
+
+
+register(DEFAULT, lru)
 
 
 def build_all(names: Mapping[Tier, str], index: BlockIndex) -> list[Eviction]:

@@ -1,5 +1,7 @@
 """When blocks were used: columns at once, and the order of the tiers' policies later, in batches.
 
+Policies whose order the index keeps itself (``BlockIndex.listed``) are not told: it moves when the use is noted.
+
 ``match`` and ``fetch`` pay for a column and an append; the policies are told before they choose victims, and before
 anything else changes their order. Guarded by the store's lock.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvstore.store.columns.index import HITS_MAX, BlockIndex
+from kvstore.store.columns.index import BlockIndex
 from kvstore.store.eviction.contract import Eviction
 
 TICKS: Final = 100
@@ -31,15 +33,11 @@ class Uses:
 
     def note(self, slots: list[int], now: float) -> None:
         """Blocks, given parents first, are used now."""
-        last_use, hits = self._index.last_use, self._index.hits
-        ticks = int((now - self._start) * TICKS)
-        for slot in slots:
-            last_use[slot] = ticks
-            if hits[slot] < HITS_MAX:
-                hits[slot] += 1
-        self._noted += reversed(slots)
-        if len(self._noted) > NOTED_MAX:
-            self.hand_over()
+        self._index.note(slots, int((now - self._start) * TICKS))
+        if self._policies:
+            self._noted += reversed(slots)
+            if len(self._noted) > NOTED_MAX:
+                self.hand_over()
 
     def hand_over(self) -> None:
         """Tell the policies what was noted. Whatever is not in their tier, or pinned there, they ignore."""

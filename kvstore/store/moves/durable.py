@@ -81,7 +81,7 @@ class Durably:
         before = self._written()
         ordered = self._missing()
         with self._state.locked() as book:
-            names = [book.name(slot) for slot in ordered if book.index.keys[slot] is not None]
+            names = [book.name(slot) for slot in ordered if book.index.key_at(slot) is not None]
         step = self._state.config.extent_blocks_max
         for begin in range(0, len(ordered), step):
             if self._state.clock.now() > deadline or stop():
@@ -107,8 +107,8 @@ class Durably:
             residency = np.frombuffer(index.residency, np.uint8)[: index.top]
             missing = np.flatnonzero((residency != 0) & (residency & self._state.stored == 0))
             del residency
-            depths = np.array(index.depth)[missing]
-            parents = np.array(index.parent)[missing]
+            depths = np.frombuffer(index.depth, np.uint16)[missing]
+            parents = np.frombuffer(index.parent, np.int32)[missing]
         order = np.argsort(depths, kind="stable")
         return in_chains(missing[order].tolist(), parents[order].tolist())
 

@@ -176,7 +176,7 @@ class Loading:
                 nbytes = self._state.book.nbytes(load.slots[position], tier)
                 arena = self._state.arenas[tier]
                 book = self._state.book
-                evictable = max(book.bytes[tier] - book.pinned_bytes[tier], 0)
+                evictable = max(book.bytes[tier] - book.pinned_bytes(tier), 0)
                 load.busy = Busy(tier, nbytes, arena.capacity_bytes - arena.used_bytes, evictable)
                 load.settle(position, Outcome.BUSY, reason)
             elif reason is not None:

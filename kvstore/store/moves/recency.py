@@ -39,7 +39,7 @@ class Recency:
             return
         with state.lock:
             index, top = state.book.index, state.book.index.top
-            columns = (index.residency.tobytes(), index.last_use.tobytes(), index.place[Tier.SSD].tobytes())
+            columns = [column[:top].tobytes() for column in (index.residency, index.last_use, index.place[Tier.SSD])]
         residency = np.frombuffer(columns[0], np.uint8)[:top]
         last_use = np.frombuffer(columns[1], np.uint32)[:top]
         handles = np.frombuffer(columns[2], np.int32)[:top]

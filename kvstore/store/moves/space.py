@@ -69,7 +69,7 @@ class Space:
     def busy(self, tier: Tier, nbytes: int, reason: Reason = Reason.NO_SPACE) -> Busy:
         """What an allocation needed and what there is. ``evictable_bytes`` counts the copies that are not pinned."""
         book, arena = self._state.book, self._state.arenas[tier]
-        evictable = book.bytes[tier] - book.pinned_bytes[tier]
+        evictable = book.bytes[tier] - book.pinned_bytes(tier)
         return Busy(tier, nbytes, arena.capacity_bytes - arena.used_bytes, max(evictable, 0), reason)
 
     def gather(

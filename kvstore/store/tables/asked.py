@@ -5,12 +5,11 @@ Counted once a call and not once a key: a run that is found whole takes one pass
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from kvstore.cache import FetchResult
 from kvstore.core.types import Outcome, Reason, Tier
-from kvstore.store.tables.book import Book
 from kvstore.store.tables.history import Counters
 
 _FOUND: Final = ("", *(f"fetch_found_{Tier((bits & -bits).bit_length()).name.lower()}" for bits in range(1, 256)))
@@ -24,11 +23,10 @@ def count_match(counters: Counters, asked: int, found: int, reason: Reason) -> N
         counters.count(f"match_missed_{reason.name.lower()}", asked - found)
 
 
-def count_found(book: Book, slots: Sequence[int]) -> None:
+def count_found(counters: Counters, residency: bytes) -> None:
     """Keys of a fetch that are resident, each under the hottest tier that it lay on when it was asked for."""
-    column, counters = list(map(book.index.residency.__getitem__, slots)), book.counters
-    for bits in set(column):
-        counters[_FOUND[bits]] += column.count(bits)
+    for bits in set(residency):
+        counters[_FOUND[bits]] += residency.count(bits)
 
 
 def count_refused(counters: Counters, result: FetchResult, positions: Iterable[int]) -> None:

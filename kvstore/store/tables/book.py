@@ -3,7 +3,7 @@
 Every method is called with the store's lock held and does bookkeeping only. What has to happen outside the lock
 (dropping disk handles) is left in ``dropped_handles``, which ``state.State`` hands to the disk after unlocking.
 
-A copy's number is ``slot << TIER_BITS | tier``. *Pins* keep one copy where it is; *holds* keep a block from losing its
+*Pins*, which the index counts, keep one copy where it is; *holds* keep a block from losing its
 last copy; *io* marks a copy that a copy or the disk reads from; *refs* keep a slot's number from being given to another
 block while someone outside the lock remembers it.
 """
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
 
 from kvstore.core.clock import Clock
 from kvstore.core.types import TIERS_MAX, BlockKey, BlockName, Codec, Reason, Tier
-from kvstore.store.columns.index import NONE, PAGE, UNKNOWN, BlockIndex
+from kvstore.store.columns.forms import make_index
+from kvstore.store.columns.index import NONE, PAGE, TIER_BITS, TIER_MASK, UNKNOWN
 from kvstore.store.columns.lifecycle import Copy, CopyState, Event
 from kvstore.store.columns.occupants import Occupants
 from kvstore.store.eviction.policies import build_all
@@ -29,10 +29,6 @@ from kvstore.tiers.versions import NO_VERSIONS, Versions
 # Looked up by number on every fetch, where calling the enum would cost more than the rest of the step.
 
 _CAUSES = {Reason.EVICTED: "evicted", Reason.REMOVED: "removed", Reason.QUARANTINED: "quarantined"}
-
-
-TIER_BITS: Final = 4
-TIER_MASK: Final = (1 << TIER_BITS) - 1
 
 
 class Book:
@@ -49,9 +45,10 @@ class Book:
     ) -> None:
         self.tiers = (*arenas, *storages)
         """Hot to cold."""
-        self.index = BlockIndex(self.tiers)
+        self.index = make_index(self.tiers)
         self.policies = build_all(evictions, self.index)
-        self.uses = Uses(self.index, [self.policies[tier] for tier in self.tiers], clock.now())
+        told = [self.policies[tier] for tier in self.tiers if tier not in self.index.listed]
+        self.uses = Uses(self.index, told, clock.now())
         self.occupants = {tier: Occupants(arena) for tier, arena in arenas.items()}
         self.namespaces = namespaces
         self.arenas = arenas
@@ -65,8 +62,8 @@ class Book:
         self.blocks = [0] * (TIERS_MAX + 1)
         self.bytes = [0] * (TIERS_MAX + 1)
         self.raw_bytes = [0] * (TIERS_MAX + 1)
-        self.pinned_bytes = [0] * (TIERS_MAX + 1)
-        self.pins: dict[int, int] = {}
+        self.pins: Mapping[int, int] = self.index.pins
+        """How often each copy is pinned, by its number."""
         self.holds: dict[int, int] = {}
         self.io: dict[int, int] = {}
         self.refs: dict[int, int] = {}
@@ -95,13 +92,7 @@ class Book:
 
     def set_codecs(self, slot: int, codec: Codec, device_codec: Codec) -> None:
         """Say how the slot's copies are encoded; only of tiers where it has no READY copy may that change."""
-        index, namespace = self.index, self.namespace(slot)
-        kind, sizes, before = namespace.kind_of(codec, device_codec), namespace.sizes, index.codec[slot]
-        index.codec[slot] = kind
-        for tier in self.tiers if kind != before else ():
-            if copy_number(slot, tier) in self.pins:
-                # A pin of a copy that is DOOMED counts as what the next one there will have.
-                self.pinned_bytes[tier] += sizes[tier][kind] - sizes[tier][before]
+        self.index.set_kind(slot, self.namespace(slot).kind_of(codec, device_codec))
 
     def nbytes(self, slot: int, tier: Tier) -> int:
         """Bytes of the slot's copy in a tier."""
@@ -136,13 +127,21 @@ class Book:
         depth = index.depth[parent] + 1 if parent >= 0 else 0
         slot = index.find(namespace.number, key)
         if slot == NONE:
-            slot = index.add(key, parent, namespace.number, depth)
-            namespace.slots += 1
+            slot = self.add(key, parent, namespace, depth)
         elif index.parent[slot] == UNKNOWN and parent != UNKNOWN:
             index.adopt(slot, parent, depth)
         if not index.residency[slot]:
             self.set_codecs(slot, namespace.codec_at(depth) if codec is None else codec, Codec.RAW)
             self.tombstones.forget((namespace.namespace_id, key))
+        return slot
+
+    def add(self, key: BlockKey, parent: int, namespace: Namespace, depth: int) -> int:
+        """A new slot without copies; ``parent`` is a slot, NONE or UNKNOWN."""
+        if not namespace.slots:
+            # Numbers of namespaces are used again.
+            self.index.know(namespace.number, namespace.sizes)
+        slot = self.index.add(key, parent, namespace.number, depth)
+        namespace.slots += 1
         return slot
 
     def set_ready(self, slot: int, copy: Copy) -> None:
@@ -230,17 +229,16 @@ class Book:
 
     def pin_all(self, numbers: list[int]) -> None:
         """``pin`` for many copy numbers."""
-        pins, index, pinned = self.pins, self.index, self.pinned_bytes
-        namespaces, codecs, entries = index.namespace, index.codec, self.namespaces.entries
-        takes = [policy.held for policy in self.policies]
+        self.tell_held(self.index.pin_all(numbers))
+
+    def tell_held(self, numbers: list[int]) -> None:
+        """Tell the policies of copies that the index has pinned and was not asked to keep the list of."""
         for number in numbers:
-            if number in pins:
-                pins[number] += 1
-                continue
-            pins[number] = 1
-            slot, tier = number >> TIER_BITS, number & TIER_MASK
-            takes[tier](slot)
-            pinned[tier] += entries[namespaces[slot]].sizes[tier][codecs[slot]]
+            self.policies[number & TIER_MASK].held(number >> TIER_BITS)
+
+    def pinned_bytes(self, tier: Tier) -> int:
+        """Bytes of the tier's pinned copies."""
+        return self.index.pinned_bytes(tier)
 
     def unpin(self, number: int) -> None:
         """Undo one ``pin`` of a copy number. At the last one the copy is droppable again, as just used."""
@@ -248,22 +246,15 @@ class Book:
 
     def unpin_all(self, numbers: list[int]) -> None:
         """``unpin`` for many copy numbers, in their order."""
-        pins, index, pinned, doomed = self.pins, self.index, self.pinned_bytes, self.doomed
-        namespaces, codecs, entries = index.namespace, index.codec, self.namespaces.entries
-        uses = [policy.released for policy in self.policies]
         self.uses.hand_over()
-        for number in numbers:
-            if pins[number] > 1:
-                pins[number] -= 1
-                continue
-            del pins[number]
-            slot, tier = number >> TIER_BITS, number & TIER_MASK
-            pinned[tier] -= entries[namespaces[slot]].sizes[tier][codecs[slot]]
-            if index.residency[slot] >> (tier - 1) & 1:
-                uses[tier](slot)
-                if number not in doomed:
-                    # Nothing waits for this pin, and a slot with a copy is not forgotten.
-                    continue
+        released, gone = self.index.unpin_all(numbers)
+        for number in released:
+            self.policies[number & TIER_MASK].released(number >> TIER_BITS)
+        if self.doomed:
+            left = set(gone)
+            gone = [number for number in numbers if number in self.doomed or number in left]
+        # Of all others nothing waits for the pin, and a slot with a copy is not forgotten.
+        for number in gone:
             self._drain(number)
 
     def hold(self, slot: int) -> None:
@@ -347,7 +338,7 @@ class Book:
         A slot without copies or children no longer counts as its parent's child, even while something remembers it.
         """
         index = self.index
-        while slot >= 0 and not (index.keys[slot] is None or index.residency[slot]):
+        while slot >= 0 and not (index.key_at(slot) is None or index.residency[slot]):
             parent = index.parent[slot]
             if index.children[slot]:
                 # A ghost with children. What is above it is of use to it only while that is a block.
@@ -370,8 +361,9 @@ class Book:
     def _remembered(self, slot: int) -> bool:
         if slot in self.refs or slot in self.holds:
             return True
-        copies = [copy_number(slot, tier) for tier in self.tiers]
-        return not (self.doomed.keys().isdisjoint(copies) and self.pins.keys().isdisjoint(copies))
+        return any(
+            number in self.doomed or number in self.pins for number in [slot << TIER_BITS | t for t in self.tiers]
+        )
 
     def account(self, namespace: Namespace, tier: Tier, kind: int, change: int) -> None:
         """Count copies that came (or, below 0, went)."""

@@ -14,6 +14,7 @@ from kvstore.core.namespace import PAGE_BYTES, BlockLayout, NamespacePolicy, Nam
 from kvstore.core.types import TIERS_MAX, Codec, NamespaceId, Tier
 from kvstore.kernels.codecs import row_of
 from kvstore.kernels.layout import align_up
+from kvstore.store.columns.index import Forms
 
 NAME_BYTES_MAX: Final = 256
 NEAR_LOOKED_AT_MAX: Final = 16
@@ -46,6 +47,8 @@ class Namespace:
     """Codec of blocks below DEVICE, where the policy does not keep them raw: the spec's."""
     sizes: tuple[tuple[int, ...], ...] = ()
     """Bytes of one block by tier and ``kind_of`` its codecs; the entry of tier 0 is unused."""
+    forms: dict[int, Forms] = field(default_factory=dict)
+    """What ``places.forms_of`` has computed, by first layer."""
 
     def __post_init__(self) -> None:
         self.codec = Codec.of_word(self.spec.codec)

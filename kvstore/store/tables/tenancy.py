@@ -9,10 +9,9 @@ from typing import Final
 
 from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unavailable, UnknownLease
 from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, Place, ReservationId, SessionId, Tier
-from kvstore.store.columns.index import NONE, PAGE_BITS
+from kvstore.store.columns.index import NONE, PAGE_BITS, TIER_BITS
 from kvstore.store.columns.lifecycle import Event
 from kvstore.store.tables import validate
-from kvstore.store.tables.book import TIER_BITS
 from kvstore.store.tables.buffers import Buffers
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Lease, Owner, Reservation, Who

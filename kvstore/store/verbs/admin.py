@@ -11,7 +11,7 @@ from kvstore.cache import NearNamespace
 from kvstore.core.errors import InvalidArgument, UnknownBlock
 from kvstore.core.keys import chain_keys
 from kvstore.core.types import BlockKey, LeaseId, NamespaceId, Reason, Tier
-from kvstore.store.columns.index import NONE
+from kvstore.store.columns.index import NONE, TIER_MASK
 from kvstore.store.report import (
     BlockPage,
     BlockReport,
@@ -23,7 +23,7 @@ from kvstore.store.report import (
     WhyReport,
 )  # fmt: skip
 from kvstore.store.tables import validate
-from kvstore.store.tables.book import TIER_MASK, Book, copy_number
+from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.state import State
 from kvstore.store.verbs.get import Get
@@ -31,6 +31,8 @@ from kvstore.tiers.base import DiskTier, RecoveryReport
 
 LIST_LIMIT_MAX = 10_000
 PREFIX_BYTES_MIN = 4
+SEARCH_SLOTS = 1 << 16
+"""Keys compared in one locked section."""
 
 
 class Admin:
@@ -99,7 +101,7 @@ class Admin:
             used_bytes=arena.used_bytes if arena else 0,
             reserved_bytes=state.reserved_bytes if tier is Tier.DEVICE else 0,
             blocks=book.blocks[tier],
-            pinned_bytes=book.pinned_bytes[tier],
+            pinned_bytes=book.pinned_bytes(tier),
             backing=arena.backing if arena else "O_DIRECT segments",
             evicted=book.counters[f"{word}_evicted"],
             demoted=book.counters[f"{word}_demoted"],
@@ -136,8 +138,8 @@ class Admin:
         with self._state.locked() as book:
             number = self._state.namespaces.get(namespace_id).number if namespace_id is not None else None
             index, top = book.index, book.index.top
-            residency, numbers = np.array(index.residency)[:top], np.array(index.namespace)[:top]
-            last_use = np.array(index.last_use, dtype=np.int64)[:top]
+            residency, numbers = np.array(index.residency[:top]), np.array(index.namespace[:top])
+            last_use = np.array(index.last_use[:top], dtype=np.int64)
         # Sorted from copies of the columns: a long list must not hold the lock.
         chosen = residency & (0xFF if tier is None else tier.bit) != 0
         if number is not None:
@@ -156,15 +158,17 @@ class Admin:
         """See ``Store.show_block``."""
         if not PREFIX_BYTES_MIN <= len(key_prefix) <= 32:
             raise InvalidArgument("key_prefix", f"{len(key_prefix)} bytes", f"{PREFIX_BYTES_MIN} to 32 bytes")
-        with self._state.locked() as book:
-            # A copy of the column, searched without the lock: a long table must not hold it.
-            keys = book.index.keys[: book.index.top]
-        candidates = [slot for slot, key in enumerate(keys) if key is not None and key.startswith(key_prefix)]
+        candidates, begin, top = list[int](), 0, 1
+        while begin < top:
+            # In steps: a long table must not hold the lock.
+            with self._state.locked() as book:
+                candidates += book.index.with_prefix(key_prefix, begin, begin + SEARCH_SLOTS)
+                begin, top = begin + SEARCH_SLOTS, book.index.top
         with self._state.locked() as book:
             namespace = self._state.namespaces.get(namespace_id) if namespace_id is not None else None
             matching = [
                 slot for slot in candidates
-                if book.index.keys[slot] == keys[slot] and book.index.residency[slot]
+                if (book.index.key_at(slot) or b"").startswith(key_prefix) and book.index.residency[slot]
                 and (namespace is None or book.namespace(slot) is namespace)
             ]  # fmt: skip
             if len(matching) > 1:

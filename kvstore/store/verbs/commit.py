@@ -27,13 +27,13 @@ from kvstore.core.types import (
     Tier,
     WritePolicy,
 )  # fmt: skip
-from kvstore.store.columns.index import NONE, closes_circle
+from kvstore.store.columns.index import NONE, TIER_BITS, closes_circle
 from kvstore.store.columns.lifecycle import Copy, CopyState, Event
 from kvstore.store.moves import copies, shrink
 from kvstore.store.moves.move import Movement
 from kvstore.store.moves.raw_copies import RawBlock, store_raw
 from kvstore.store.tables.asked import count_put
-from kvstore.store.tables.book import TIER_BITS, copy_number
+from kvstore.store.tables.book import copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Lease, Owner, Reservation
 from kvstore.store.tables.places import place_of

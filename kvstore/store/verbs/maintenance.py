@@ -71,11 +71,8 @@ class Maintenance:
     def _chosen(self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey]) -> list[BlockName]:
         with self._state.locked() as book:
             if namespace_id is None:
-                return [
-                    (entry.namespace_id, key)
-                    for entry in self._state.namespaces
-                    for key in book.index.slots(entry.number)
-                ]
+                entries = self._state.namespaces.entries
+                return [(entries[number].namespace_id, key) for number, key, _ in book.index.blocks()]
             namespace = self._state.namespaces.get(namespace_id)
             candidates = keys or book.index.slots(namespace.number)
             return [(namespace_id, key) for key in candidates if book.resident(key, namespace) != NONE]

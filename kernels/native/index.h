@@ -1,0 +1,162 @@
+// The index of blocks: a slot number a block, an array a field, and one hash table from (namespace, key) to slot.
+//
+// What it means is said by kvstore/store/columns/index.py, which is the same in Python and what this is tested against.
+// Nothing here takes a lock: the store's lock guards all of it. Arrays are reserved at their full length and take
+// memory as they are touched, so that they never move: whoever holds a view of one sees every slot that comes later.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
+
+namespace kv {
+
+inline constexpr std::int32_t kNone = -1, kUnknown = -2, kUnlisted = -3;
+inline constexpr int kIndexTiers = 8, kTierBits = 4, kKinds = 4;
+inline constexpr std::size_t kKeyBytes = 32;
+// Slots of an index: 134 million. Address space is what this costs, and nothing else.
+inline constexpr std::size_t kSlotsMax = std::size_t{1} << 27;
+// In the namespace column of a slot that is free.
+inline constexpr std::uint32_t kFree = 0xFFFFFFFF;
+
+// One field of all slots, zeros at first.
+template <typename T>
+class Column {
+public:
+    Column() = default;
+    explicit Column(std::size_t count) : bytes_(count * sizeof(T)) {
+        void* const at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (at == MAP_FAILED) throw std::bad_alloc();
+        data_ = static_cast<T*>(at);
+    }
+    ~Column() {
+        if (data_ != nullptr) munmap(data_, bytes_);
+    }
+    Column(Column&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
+    Column& operator=(Column&&) = delete;
+    Column(const Column&) = delete;
+
+    T& operator[](std::size_t slot) { return data_[slot]; }
+    const T& operator[](std::size_t slot) const { return data_[slot]; }
+    T* data() { return data_; }
+    const T* data() const { return data_; }
+    std::size_t size() const { return bytes_ / sizeof(T); }
+
+private:
+    T* data_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+struct Key {
+    std::uint8_t bytes[kKeyBytes];
+};
+
+// Slots by (namespace, key). It grows by a second table, to which a few entries go with each one that comes: no call
+// pays for all of them. Entries have 32 bits of the hash beside the slot; where they agree, the key's column decides.
+class SlotTable {
+public:
+    SlotTable();
+    std::int32_t find(std::uint32_t tag, std::uint32_t space, const std::uint8_t* key, const Column<std::uint32_t>& spaces,
+                      const Column<Key>& keys) const;
+    void prefetch(std::uint32_t tag) const { __builtin_prefetch(&now_.entries[tag & now_.mask]); }
+    // A slot whose tag is this one, or kNone: what find is likely to look at.
+    std::int32_t likely(std::uint32_t tag) const;
+    void insert(std::uint32_t tag, std::int32_t slot);
+    void erase(std::uint32_t tag, std::int32_t slot);
+    std::size_t bytes() const { return (now_.capacity() + old_.capacity()) * sizeof(Entry); }
+
+private:
+    struct Entry {
+        std::uint32_t tag, place;  // slot + 1; 0 where there is none
+    };
+    struct Freed {
+        void operator()(void* at) const;
+    };
+    struct Table {
+        std::unique_ptr<Entry[], Freed> entries;
+        std::uint32_t mask = 0;
+        std::size_t capacity() const { return entries ? std::size_t{mask} + 1 : 0; }
+    };
+    static Table make(std::size_t capacity);
+    static void put(Table& table, Entry entry);
+    void move_some();
+
+    Table now_, old_;  // old_ is empty but while entries go over
+    std::size_t count_ = 0, moved_ = 0;
+};
+
+// A list of slots, cold to hot, linked by two columns.
+struct Ends {
+    std::int32_t cold = kNone, hot = kNone;
+};
+
+// Everything of one tier.
+struct TierColumns {
+    explicit TierColumns(std::size_t count)
+        : place(count), kids(count), colder(count), hotter(count), pins(count), aside(count) {}
+    Column<std::uint32_t> place;
+    Column<std::int32_t> kids, colder, hotter;
+    Column<std::uint32_t> pins;
+    Column<std::uint8_t> aside;  // 1: what the links of the slot are of is the list of those set aside
+    Ends listed, set_aside;
+    bool lists = false;  // whether uses and pins keep its list here: its policy is the LRU of this index
+    std::size_t pinned = 0;
+    std::int64_t pinned_bytes = 0;
+};
+
+class Index {
+public:
+    explicit Index(const std::vector<int>& tiers, std::size_t slots_max = kSlotsMax);
+
+    std::int32_t find(std::uint32_t space, const std::uint8_t* key) const;
+    // As find for each of many keys, which lie anywhere; memory is waited for once and not for each.
+    void find_all(std::uint32_t space, const std::uint8_t* const* wanted, std::size_t count, std::int32_t* slots) const;
+    std::int32_t add(const std::uint8_t* key, std::int32_t parent, std::uint32_t space, std::uint32_t depth);
+    void adopt(std::int32_t slot, std::int32_t parent, std::uint32_t depth);
+    void orphan(std::int32_t slot);
+    void remove(std::int32_t slot);
+    bool in_use(std::int32_t slot) const { return slot >= 0 && slot < fresh_ && spaces[slot] != kFree; }
+    std::int32_t top() const { return fresh_; }
+    std::size_t count() const { return static_cast<std::size_t>(fresh_) - free_.size(); }
+    std::size_t table_bytes() const { return table_.bytes(); }
+
+    // Uses, given parents first: parents end up hotter than their children.
+    void note(const std::int32_t* slots, std::size_t count, std::uint32_t ticks);
+    void know(std::uint32_t space, const std::vector<std::int64_t>& sizes);  // of a block, by tier and kind
+    void set_kind(std::int32_t slot, std::uint8_t kind);
+    bool pin(std::int32_t slot, int tier);    // true if it is the first pin of that copy
+    bool unpin(std::int32_t slot, int tier);  // true if it was the last
+
+    void use(int tier, std::int32_t slot);
+    void use_if_known(int tier, std::int32_t slot);
+    void take(int tier, std::int32_t slot);
+    void set_aside(int tier, std::int32_t slot);
+    void return_cold(int tier, std::int32_t slot);
+    void reconsider_all(int tier);
+    TierColumns* tier(int number) const { return number >= 0 && number <= kIndexTiers ? tiers_[number].get() : nullptr; }
+    TierColumns& need(int number) const;
+
+    Column<Key> keys;
+    Column<std::int32_t> parent, children;
+    Column<std::uint32_t> spaces, last_use;
+    Column<std::uint8_t> residency, codec;
+    Column<std::uint16_t> depth, hits;
+
+private:
+    std::uint32_t tag_of(std::uint32_t space, const std::uint8_t* key) const;
+    std::int64_t size_of(std::int32_t slot, int tier) const;
+
+    std::unique_ptr<TierColumns> tiers_[kIndexTiers + 1];
+    std::vector<int> numbers_;
+    SlotTable table_;
+    std::vector<std::int32_t> free_;
+    std::vector<std::int64_t> sizes_;  // by namespace, tier and kind
+    std::int32_t fresh_ = 0;
+    std::uint64_t seeds_[5];  // clients choose keys, and must not choose who shares a place in the table
+};
+
+}  // namespace kv
