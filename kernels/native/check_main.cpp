@@ -17,6 +17,8 @@
 #include "paged.h"
 #include "pool.h"
 
+int check_index();  // check_index.cpp; how many of its checks failed
+
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
@@ -259,6 +261,7 @@ int main() {
     for (const kv::Level* level : levels()) check_level(*level, 1);
     check_merge();
     check_memory();
+    failures += check_index();
     // Callers at once, and the pool's size changing under them: only the sanitizers can see these fail.
     std::vector<std::thread> callers;
     for (int caller = 0; caller < 3; ++caller)

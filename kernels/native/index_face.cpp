@@ -359,7 +359,7 @@ void define_index(py::module_& module) {
         .def("add", [](Index& index, const py::bytes& key, std::int32_t parent, std::uint32_t space, std::uint32_t depth) {
             return index.add(key_of(key), parent < 0 ? parent : checked(index, parent), space, depth);
         })
-        .def("adopt", [](Index& index, long long slot, std::int32_t parent, std::uint32_t depth) { index.adopt(checked(index, slot), parent, depth); })
+        .def("adopt", [](Index& index, long long slot, std::int32_t parent, std::uint32_t depth) { index.adopt(checked(index, slot), parent < 0 ? parent : checked(index, parent), depth); })
         .def("orphan", [](Index& index, long long slot) { index.orphan(checked(index, slot)); })
         .def("delete", [](Index& index, long long slot) { index.remove(checked(index, slot)); })
         .def("key_at", &key_at)

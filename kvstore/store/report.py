@@ -58,6 +58,8 @@ class StatusReport:
     warnings: tuple[str, ...]
     transfers: Mapping[Edge, Transfers] = field(default_factory=dict)
     slow: tuple[SlowTransfer, ...] = ()
+    index: str = ""
+    """Form of the index of blocks: "native", or "python" where the C++ extension is absent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class RecoveryReport(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., cut_bytes: _Optional[int] = ..., quarantined: _Optional[int] = ..., orphans_removed: _Optional[int] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "boot_id", "uptime_seconds", "tiers", "namespaces", "sessions", "leases", "reservations", "jobs", "draining", "recovery", "counters", "warnings", "pid")
+    __slots__ = ("version", "boot_id", "uptime_seconds", "tiers", "namespaces", "sessions", "leases", "reservations", "jobs", "draining", "recovery", "counters", "warnings", "pid", "index")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class StatusResponse(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     version: str
     boot_id: bytes
     uptime_seconds: float
@@ -107,7 +108,8 @@ class StatusResponse(_message.Message):
     counters: _containers.ScalarMap[str, int]
     warnings: _containers.RepeatedScalarFieldContainer[str]
     pid: int
-    def __init__(self, version: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[int] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., jobs: _Optional[int] = ..., draining: _Optional[bool] = ..., recovery: _Optional[_Union[RecoveryReport, _Mapping]] = ..., counters: _Optional[_Mapping[str, int]] = ..., warnings: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ...) -> None: ...
+    index: str
+    def __init__(self, version: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., uptime_seconds: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., namespaces: _Optional[int] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., jobs: _Optional[int] = ..., draining: _Optional[bool] = ..., recovery: _Optional[_Union[RecoveryReport, _Mapping]] = ..., counters: _Optional[_Mapping[str, int]] = ..., warnings: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ..., index: _Optional[str] = ...) -> None: ...
 
 class ListNamespacesRequest(_message.Message):
     __slots__ = ("page_token",)

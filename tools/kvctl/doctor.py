@@ -82,6 +82,7 @@ def _ask_daemon(call: Call) -> Daemon:
         return Daemon((finding,))
     findings = [Finding("daemon", Level.OK, f"kvstored {status.version} answers, pid {status.pid}.")]
     findings += [Finding("daemon", Level.WARN, warning) for warning in status.warnings]
+    findings += [probes.index_form(status.index)] if status.index else []
     for tier in status.tiers:
         if tier.state == "degraded":
             name = common_pb2.Tier.Name(tier.tier).removeprefix("TIER_")

@@ -86,6 +86,7 @@ class Admin:
             recovery=disk.report if disk is not None else RecoveryReport(mode="off"),
             counters=counters,
             warnings=warnings,
+            index=book.index.form,
             transfers=state.transfers.by_edge(),
             slow=state.transfers.slow,
         )
