@@ -110,6 +110,14 @@ def _shape(geometry: SliceGeometry, codec: str) -> tuple[int, int, int, int]:
     return geometry.kv_heads, geometry.head_dim, geometry.block_tokens, _FORMATS[name]
 
 
+def index_missing() -> str | None:
+    """Why there is no index in C++; None where there is one. An extension that was built before it came has none."""
+    found = _extension()
+    if isinstance(found, str):
+        return found
+    return None if hasattr(found, "Index") else "the extension is older than this code: build it again"
+
+
 def index(tiers: Sequence[int]) -> Any:
     """A new index of blocks with columns for these tiers; see ``kvstore/store/columns/native.py``.
 

@@ -19,10 +19,12 @@ variable KVSTORE_TEST_INDEX, over that one."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    named = os.environ.get("KVSTORE_TEST_INDEX")
+    named, file = os.environ.get("KVSTORE_TEST_INDEX"), metafunc.module.__name__.rpartition(".")[2]
+    if file == "test_index_forms":
+        return
     if named is not None:
         metafunc.parametrize("index_form", [named], indirect=True)
-    elif metafunc.module.__name__.rpartition(".")[2] in BOTH_FORMS and native.available():
+    elif file in BOTH_FORMS and native.index_missing() is None:
         metafunc.parametrize("index_form", ["native", "python"], indirect=True)
 
 
