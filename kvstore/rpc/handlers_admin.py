@@ -223,8 +223,8 @@ def disk_usage(ctx: CallContext, _request: admin_pb2.DiskUsageRequest) -> admin_
     """Admin/DiskUsage."""
     usage = ctx.store.disk_usage()
     reply = admin_pb2.DiskUsageResponse()
-    fill(reply, usage, skip=("segments",))
-    for segment in usage.segments:
+    fill(reply, usage)
+    for segment in ctx.store.segments():
         fill(reply.segments.add(), segment)
     return reply
 

@@ -52,7 +52,8 @@ from kvstore.store.verbs.maintenance import Maintenance
 from kvstore.store.verbs.opening import Opening
 from kvstore.store.verbs.put import Put
 from kvstore.store.verbs.removal import Removal
-from kvstore.tiers.base import Arena, CompactReport, DeviceArena, DiskTier, DiskUsage, QuarantineEntry
+from kvstore.tiers.base import Arena, DeviceArena, DiskTier, DiskUsage
+from kvstore.tiers.maintained import CompactReport, QuarantineEntry, SegmentUsage
 
 EVENTS_LOOKED_AT: Final = 1024
 """Most events that one step of a reader looks at, under the lock."""
@@ -261,6 +262,10 @@ class Store:
     def disk_usage(self) -> DiskUsage:
         """The SSD tier's ledger. Raises Unavailable without a disk."""
         return self._maintenance.disk_usage()
+
+    def segments(self) -> tuple[SegmentUsage, ...]:
+        """Files of SSD; none where the storage there has no such files."""
+        return self._maintenance.segments()
 
     def quarantine(self, *, empty: bool = False) -> tuple[QuarantineEntry, ...]:
         """What was set aside; with ``empty`` it is deleted after it was listed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from kvstore.core.errors import CorruptBlock, TierFull, TierUnavailable
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
@@ -14,17 +14,16 @@ from kvstore.core.types import BlockKey, BlockName, Codec, NamespaceId
 from kvstore.tiers.base import (
     BlockRead,
     BlockWrite,
-    CompactReport,
     DiskHandle,
     DiskState,
     DiskTier,
     DiskUsage,
-    QuarantineEntry,
     ReadStatus,
     RecoveredBlock,
     RecoveryReport,
 )
 from kvstore.tiers.header import check_header, first_bad_slice, unpack_header
+from kvstore.tiers.maintained import CompactReport, Maintained, QuarantineEntry, SegmentUsage
 
 
 @dataclass(slots=True)
@@ -41,9 +40,12 @@ def _nothing() -> None:
     """The hook that is set when nothing has to happen."""
 
 
-class MemoryDisk:
-    """Meets ``DiskTier``. Set ``degraded`` or ``fail_writes`` at any time; ``before_read`` and ``before_write`` are
-    called (without a lock) at the start of each call, so that a test can stop it there."""
+class MemoryStorage:
+    """Meets ``DiskTier``, and gives space back by itself.
+
+    Set ``degraded`` or ``fail_writes`` at any time; ``before_read`` and ``before_write`` are called (without a lock) at
+    the start of each call, so that a test can stop it there.
+    """
 
     def __init__(self, capacity_bytes: int = 1 << 30) -> None:
         self.capacity_bytes = capacity_bytes
@@ -58,7 +60,6 @@ class MemoryDisk:
         self._lock = threading.Lock()
         self._specs: dict[NamespaceId, tuple[NamespaceSpec, NamespacePolicy, str]] = {}
         self._blocks: dict[int, _Stored] = {}
-        self._dropped: list[int] = []
         self._next = 0
         self._report = RecoveryReport()
         self._quarantined: list[QuarantineEntry] = []
@@ -79,10 +80,10 @@ class MemoryDisk:
                     end = header.header_bytes + (header.layers - 1) * header.slice_stride + header.slice_bytes
                     block.data[end - 1] ^= 1
 
-    def crashed(self) -> MemoryDisk:
+    def crashed(self) -> Self:
         """The disk as a daemon finds it that starts after this one lost power: what was synced, and no more."""
         with self._lock:
-            found = MemoryDisk(self.capacity_bytes)
+            found = type(self)(self.capacity_bytes)
             found._specs = dict(self._specs)
             found._blocks = {h: replace(b, data=bytearray(b.data)) for h, b in self._blocks.items() if b.synced}
             found._next = self._next
@@ -92,19 +93,14 @@ class MemoryDisk:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the blocks, and of dropped ones until they are reclaimed."""
+        """Bytes of the blocks."""
         with self._lock:
-            return sum(len(block.data) for block in self._blocks.values()) + sum(self._dropped)
+            return sum(len(block.data) for block in self._blocks.values())
 
     @property
     def state(self) -> DiskState:
         """ "degraded" while the switch is on."""
         return DiskState("degraded" if self.degraded else "ready", "switched off" if self.degraded else "")
-
-    @property
-    def fragmentation(self) -> float:
-        """Nothing lies in segments here."""
-        return 0.0
 
     def recover(self) -> Iterator[RecoveredBlock]:
         """Every block, oldest first."""
@@ -182,12 +178,10 @@ class MemoryDisk:
         return ReadStatus.CORRUPT
 
     def drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName] | None = None) -> None:
-        """The space stays used until ``reclaim``. Handles are not used again here."""
+        """Durable at once. Handles are not used again here."""
         with self._lock:
             for handle in handles:
-                block = self._blocks.pop(handle, None)
-                if block is not None:
-                    self._dropped.append(len(block.data))
+                self._blocks.pop(handle, None)
 
     def touch(self, handles: Sequence[DiskHandle]) -> None:
         """Each block by itself, and durable at once."""
@@ -199,13 +193,6 @@ class MemoryDisk:
     def lost(self) -> Sequence[tuple[DiskHandle, BlockName]]:
         """Nothing is lost here."""
         return ()
-
-    def reclaim(self, nbytes: int) -> int:
-        """All of it at once."""
-        with self._lock:
-            freed = sum(self._dropped)
-            self._dropped.clear()
-            return freed
 
     def flush(self) -> None:
         """Everything is synced."""
@@ -221,21 +208,9 @@ class MemoryDisk:
         into = memoryview(bytearray(len(block.data) if block else 0))
         return self.read([BlockRead(handle, name[1], into, None, name[0])])[0]
 
-    def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
-        """There is nothing to move."""
-        return CompactReport(bytes_freed=self.reclaim(0))
-
     def usage(self) -> DiskUsage:
-        """Without segments."""
+        """Without a directory."""
         return DiskUsage("memory", self.capacity_bytes, self.used_bytes, 0, self.capacity_bytes - self.used_bytes)
-
-    def quarantine(self) -> Sequence[QuarantineEntry]:
-        """What failed a check."""
-        return list(self._quarantined)
-
-    def empty_quarantine(self) -> None:
-        """Forget it."""
-        self._quarantined.clear()
 
     def close(self) -> None:
         """A clean end syncs."""
@@ -249,7 +224,54 @@ class MemoryDisk:
             raise self.fail_writes("told to fail")
 
 
+class MemoryDisk(MemoryStorage, Maintained):
+    """As SSD does it: the space of dropped blocks stays used until ``reclaim``."""
+
+    def __init__(self, capacity_bytes: int = 1 << 30) -> None:
+        super().__init__(capacity_bytes)
+        self._dropped: list[int] = []
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks, and of dropped ones until they are reclaimed."""
+        return super().used_bytes + sum(self._dropped)
+
+    def drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName] | None = None) -> None:
+        """Their space stays used."""
+        with self._lock:
+            self._dropped += [len(self._blocks[handle].data) for handle in handles if handle in self._blocks]
+        super().drop(handles, names)
+
+    @property
+    def fragmentation(self) -> float:
+        """Nothing lies in segments here."""
+        return 0.0
+
+    def reclaim(self, nbytes: int) -> int:
+        """All of it at once."""
+        with self._lock:
+            freed = sum(self._dropped)
+            self._dropped.clear()
+            return freed
+
+    def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
+        """There is nothing to move."""
+        return CompactReport(bytes_freed=self.reclaim(0))
+
+    def segments(self) -> Sequence[SegmentUsage]:
+        """There are none."""
+        return ()
+
+    def quarantine(self) -> Sequence[QuarantineEntry]:
+        """What failed a check."""
+        return list(self._quarantined)
+
+    def empty_quarantine(self) -> None:
+        """Forget it."""
+        self._quarantined.clear()
+
+
 if TYPE_CHECKING:
 
-    def _meets(disk: MemoryDisk) -> DiskTier:
+    def _meets(disk: MemoryStorage) -> DiskTier:
         return disk

@@ -14,7 +14,6 @@ from enum import Enum
 from typing import NewType, Protocol
 
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
-from kvstore.core.stop import Stop, never
 from kvstore.core.types import Area, BlockKey, BlockName, Codec, NamespaceId, Tier
 from kvstore.tiers.versions import Versions
 
@@ -152,7 +151,7 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """The ledger of the SSD tier; ``ledger_bytes`` is what ``du`` says of the directory."""
+    """The ledger of a tier; ``ledger_bytes`` is what ``du`` says of its directory, if it has one."""
 
     directory: str
     cap_bytes: int
@@ -166,37 +165,6 @@ class DiskUsage:
     write_amplification: float = 1.0
     coded_saved_bytes: int = 0
     """Bytes that live blocks would take more if their slices were not coded."""
-    segments: tuple[SegmentUsage, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentUsage:
-    """One segment file."""
-
-    segment_id: int
-    file_bytes: int
-    live_bytes: int
-    blocks: int
-    open: bool
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantineEntry:
-    """Bytes that failed a check and were set aside."""
-
-    file: str
-    bytes: int
-    key: BlockKey
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class CompactReport:
-    """What one compaction did."""
-
-    segments: int = 0
-    bytes_rewritten: int = 0
-    bytes_freed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +177,11 @@ class DiskState:
 
 
 class DiskTier(Protocol):
-    """The SSD tier. Contract: docs/format.md and DESIGN section "The SSD contract"."""
+    """Storage that is asked: SSD, and what stands behind it. docs/format.md says how SSD meets it.
+
+    How the space of dropped blocks comes back is the tier's own affair; one that wants the store to say when meets
+    ``maintained.Maintained``, too.
+    """
 
     capacity_bytes: int
 
@@ -220,10 +192,6 @@ class DiskTier(Protocol):
     @property
     def state(self) -> DiskState:
         """Health and counters."""
-
-    @property
-    def fragmentation(self) -> float:
-        """Share of the bytes of sealed storage that are dead: what ``compact`` would give back."""
 
     def recover(self) -> Iterator[RecoveredBlock]:
         """Rebuild the tables and yield every whole block, oldest first. Called once, first; exhaust it."""
@@ -252,7 +220,7 @@ class DiskTier(Protocol):
         """Read blocks or slices, checking every slice asked for; adjacent ones become one I/O. Never raises for I/O."""
 
     def drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName] | None = None) -> None:
-        """Forget blocks; idempotent. Durable with the next sync; the space comes back by reclaim of segments.
+        """Forget blocks; idempotent. Durable with the next sync. Their space comes back to later writes.
 
         With ``names``, one a handle, a handle that names another block by now is left alone: the tier uses handles
         again, also those of blocks that it has dropped by itself.
@@ -271,26 +239,14 @@ class DiskTier(Protocol):
         Their commit failed, or their file was removed from outside. A read finds them GONE.
         """
 
-    def reclaim(self, nbytes: int) -> int:
-        """Give dropped blocks' space back, rewriting segments if needed, until ``nbytes`` fit; returns bytes freed."""
-
     def flush(self) -> None:
         """Return when everything written so far is durable. Raises TierUnavailable."""
 
     def verify(self, handle: DiskHandle, name: BlockName) -> ReadStatus:
         """Read one whole block back and compare its checksums."""
 
-    def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
-        """Rewrite segments above this share of dead bytes, until ``stop()``, which is asked before each 8 MiB or so."""
-
     def usage(self) -> DiskUsage:
         """The ledger."""
-
-    def quarantine(self) -> Sequence[QuarantineEntry]:
-        """What was set aside."""
-
-    def empty_quarantine(self) -> None:
-        """Delete what was set aside."""
 
     def close(self) -> None:
         """Flush, write a checkpoint, release the directory. Idempotent."""

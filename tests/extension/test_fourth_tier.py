@@ -5,15 +5,16 @@ from __future__ import annotations
 from kvstore.core.types import Durability, Outcome, Target, Tier
 from kvstore.rpc.handlers_admin import _tier_message
 from kvstore.testing.invariants import violations
-from kvstore.testing.memory_disk import MemoryDisk
+from kvstore.testing.memory_disk import MemoryDisk, MemoryStorage
 from kvstore.testing.world import STORED, World
 from kvstore.tools.kvctl.options import TIER_NAMES
 
 FAR = Tier(4)
 
 
-class FarMemory(MemoryDisk):
-    """Storage that survives the store, as a shared cache elsewhere would: it meets ``tiers.base.DiskTier``."""
+class FarMemory(MemoryStorage):
+    """Storage that survives the store, as a shared cache elsewhere would: it meets ``tiers.base.DiskTier`` and no more,
+    so its space is its own affair."""
 
 
 def world_over(ssd, far, **options):

@@ -15,7 +15,8 @@ from kvstore.testing.world import World
 class OthersFilled(TierFull):
     """What the tier says when the disk is below its floor."""
 
-    others = True
+    def __init__(self, message):
+        super().__init__(message, others=True)
 
 
 def on_ssd(world):

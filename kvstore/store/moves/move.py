@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.core.errors import TierUnavailable
 from kvstore.core.types import BlockKey, Codec, Outcome, Reason, Tier
 from kvstore.store.columns.index import NONE
 from kvstore.store.columns.lifecycle import Copy, CopyState
@@ -22,6 +23,7 @@ from kvstore.store.tables.book import copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.state import State, parts
 from kvstore.tiers.base import DeviceArena
+from kvstore.tiers.maintained import Maintained
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +137,19 @@ class Movement:
                     book.unref(victim.slot)
                 self.state.changed.notify_all()
         return gone
+
+    def reclaim(self, tier: Tier, nbytes: int) -> bool:
+        """Blocks were dropped from storage for ``nbytes``: where it does not give their space back by itself, it does
+        so now. False if it could not."""
+        storage = self.state.storages[tier]
+        if not isinstance(storage, Maintained):
+            return True
+        try:
+            storage.reclaim(nbytes)
+        except TierUnavailable as error:
+            log.warning("space on %s could not be reclaimed: %s", tier.name, error)
+            return False
+        return True
 
     def _drop_demoted(self, tier: Tier, victim: Victim, *, failed: bool) -> int:
         book, slot = self.state.book, victim.slot

@@ -206,12 +206,7 @@ class _Writer:
             with self._state.locked() as book:
                 if before >= 0:
                     book.unhold(before)
-        try:
-            disk.reclaim(nbytes)
-        except TierUnavailable as error:
-            log.warning("space on SSD could not be reclaimed: %s", error)
-            return False
-        return True
+        return self._movement.reclaim(self._tier, nbytes)
 
 
 def extents(fills: Sequence[Fill], blocks_max: int) -> list[list[Fill]]:

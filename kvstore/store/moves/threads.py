@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.core.errors import TierUnavailable
 from kvstore.core.types import Tier
 from kvstore.store.columns.index import PAGE
 from kvstore.store.config import StoreConfig, Watermarks
@@ -21,7 +20,6 @@ from kvstore.store.moves.persist import Persister
 from kvstore.store.moves.queues import Queues, Task
 from kvstore.store.moves.recency import Recency
 from kvstore.store.tables.tenancy import Tenancy
-from kvstore.tiers.base import DiskTier
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +145,7 @@ class Movers:
             if not self._movement.make_room(tier, left, total=True, limit=PIECE_BLOCKS):
                 break
         if tier in self._state.storages:
-            self._reclaim(self._state.storages[tier], surplus)
+            self._movement.reclaim(tier, surplus)
 
     def _surplus(self, tier: Tier, low: int) -> int:
         """Bytes above the low watermark that dropping blocks can bring back. On SSD those of live blocks count: dead
@@ -157,12 +155,6 @@ class Movers:
             return arena.used_bytes - low
         with self._state.locked() as book:
             return book.bytes[tier] - low
-
-    def _reclaim(self, disk: DiskTier, nbytes: int) -> None:
-        try:
-            disk.reclaim(nbytes)
-        except TierUnavailable as error:
-            log.warning("space on SSD could not be reclaimed: %s", error)
 
     def _fill_level(self, tier: Tier) -> tuple[Watermarks, int, int]:
         marks = self._config.marks(tier)

@@ -28,6 +28,7 @@ from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.state import State
 from kvstore.store.verbs.get import Get
 from kvstore.tiers.base import DiskTier, RecoveryReport
+from kvstore.tiers.maintained import Maintained
 
 LIST_LIMIT_MAX = 10_000
 PREFIX_BYTES_MIN = 4
@@ -291,7 +292,7 @@ def _with_disk(report: TierReport, storage: DiskTier) -> TierReport:
     health = storage.state
     return replace(
         report, state=health.state, last_error=health.last_error, capacity_bytes=storage.capacity_bytes,
-        used_bytes=storage.used_bytes, fragmentation=storage.fragmentation,
+        used_bytes=storage.used_bytes, fragmentation=storage.fragmentation if isinstance(storage, Maintained) else 0.0,
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from kvstore.store.moves.promote import Promoter
 from kvstore.store.report import DrainReport, FlushReport, VerifyReport
 from kvstore.store.tables import validate
 from kvstore.store.tables.state import State
-from kvstore.tiers.base import CompactReport, DiskHandle, DiskTier, DiskUsage, QuarantineEntry, ReadStatus
+from kvstore.tiers.base import DiskHandle, DiskTier, DiskUsage, ReadStatus
+from kvstore.tiers.maintained import CompactReport, Maintained, QuarantineEntry, SegmentUsage
 
 log = logging.getLogger(__name__)
 
@@ -144,15 +145,20 @@ class Maintenance:
         """See ``Store.compact``."""
         if not 0.0 <= fragmentation <= 1.0:
             raise InvalidArgument("fragmentation", fragmentation, "0 to 1")
-        return self._disk().compact(fragmentation, lambda: self._pause.is_set() or stop())
+        return self._maintained().compact(fragmentation, lambda: self._pause.is_set() or stop())
 
     def disk_usage(self) -> DiskUsage:
         """See ``Store.disk_usage``."""
         return self._disk().usage()
 
+    def segments(self) -> tuple[SegmentUsage, ...]:
+        """See ``Store.segments``."""
+        disk = self._disk()
+        return tuple(disk.segments()) if isinstance(disk, Maintained) else ()
+
     def quarantine(self, empty: bool) -> tuple[QuarantineEntry, ...]:
         """See ``Store.quarantine``."""
-        disk = self._disk()
+        disk = self._maintained()
         entries = tuple(disk.quarantine())
         if empty:
             disk.empty_quarantine()
@@ -162,3 +168,9 @@ class Maintenance:
         if self._state.disk is None:
             raise Unavailable("this store has no SSD tier")
         return self._state.disk
+
+    def _maintained(self) -> Maintained:
+        disk = self._disk()
+        if not isinstance(disk, Maintained):
+            raise Unavailable("this storage keeps itself: it has nothing to compact or to set aside")
+        return disk

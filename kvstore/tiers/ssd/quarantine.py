@@ -24,7 +24,7 @@ from crc32c import crc32c
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import KEY_BYTES, BlockKey
 from kvstore.kernels.layout import align_up
-from kvstore.tiers.base import QuarantineEntry
+from kvstore.tiers.maintained import QuarantineEntry
 from kvstore.tiers.ssd.config import PAGE_BYTES
 from kvstore.tiers.ssd.core import Core, log
 from kvstore.tiers.ssd.files import read_pages, read_range

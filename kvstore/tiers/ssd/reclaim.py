@@ -15,8 +15,9 @@ from typing import Final
 from kvstore.core.errors import TierFull, TierUnavailable
 from kvstore.core.stop import Stop, never
 from kvstore.core.types import BlockKey
-from kvstore.tiers.base import BlockRead, CompactReport, DiskHandle, ReadStatus
+from kvstore.tiers.base import BlockRead, DiskHandle, ReadStatus
 from kvstore.tiers.header import unpack_header
+from kvstore.tiers.maintained import CompactReport
 from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.core import Core, Segment, log
 from kvstore.tiers.ssd.journal import pack_extent, pack_moves
@@ -60,7 +61,7 @@ class Reclaimer:
         self._lock = threading.Lock()
 
     def reclaim(self, nbytes: int) -> int:
-        """See ``DiskTier.reclaim``; 0 with less than a tenth of every segment dead: the caller drops more then."""
+        """See ``Maintained.reclaim``; 0 with less than a tenth of every segment dead: the caller drops more then."""
         with self._lock:
             freed, newest = 0, self._core.next_segment
             while True:
@@ -72,7 +73,7 @@ class Reclaimer:
                     return freed
 
     def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
-        """See ``DiskTier.compact``; spares are given up too."""
+        """See ``Maintained.compact``; spares are given up too."""
         report = self.tidy(fragmentation, stop)
         loose = self.trim()
         with self._lock:

@@ -14,15 +14,14 @@ from kvstore.core.types import BlockKey, BlockName, NamespaceId
 from kvstore.tiers.base import (
     BlockRead,
     BlockWrite,
-    CompactReport,
     DiskHandle,
     DiskState,
     DiskUsage,
-    QuarantineEntry,
     ReadStatus,
     RecoveredBlock,
     RecoveryReport,
 )
+from kvstore.tiers.maintained import CompactReport, Maintained, QuarantineEntry, SegmentUsage
 from kvstore.tiers.ssd.commit import Committer
 from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.core import Core, log
@@ -37,7 +36,7 @@ from kvstore.tiers.ssd.reader import Reader
 from kvstore.tiers.ssd.reclaim import Reclaimer
 from kvstore.tiers.ssd.recover import recover_tables, start_journal
 from kvstore.tiers.ssd.spaces import CATALOG_FILES, put_space, write_catalog
-from kvstore.tiers.ssd.usage import measure_usage, refresh_ledger
+from kvstore.tiers.ssd.usage import measure_segments, measure_usage, refresh_ledger
 from kvstore.tiers.ssd.watch import watched
 from kvstore.tiers.ssd.writer import Writer
 
@@ -45,7 +44,7 @@ DROP_MAX: Final = 512
 """Blocks dropped in one section under the lock."""
 
 
-class SsdTier:
+class SsdTier(Maintained):
     """Blocks in segments under ``directory``, which is made if missing and held alone until ``close``.
 
     ``capacity_bytes`` is what blocks can fill: the cap less the segment that rewriting needs and room for metadata.
@@ -151,7 +150,7 @@ class SsdTier:
 
     @property
     def fragmentation(self) -> float:
-        """See ``DiskTier.fragmentation``."""
+        """See ``Maintained.fragmentation``."""
         return self._reclaimer.fragmentation()
 
     def namespaces(self) -> Sequence[tuple[NamespaceSpec, NamespacePolicy, str]]:
@@ -213,12 +212,12 @@ class SsdTier:
         return lost
 
     def reclaim(self, nbytes: int) -> int:
-        """See ``DiskTier.reclaim``."""
+        """See ``Maintained.reclaim``."""
         self._require_open()
         return self._reclaimer.reclaim(nbytes)
 
     def compact(self, fragmentation: float, stop: Stop = never) -> CompactReport:
-        """See ``DiskTier.compact``."""
+        """See ``Maintained.compact``."""
         self._require_open()
         return self._reclaimer.compact(fragmentation, lambda: self._core.closed or stop())
 
@@ -244,6 +243,10 @@ class SsdTier:
         """See ``DiskTier.usage``."""
         return measure_usage(self._core, self._quarantine)
 
+    def segments(self) -> Sequence[SegmentUsage]:
+        """See ``Maintained.segments``."""
+        return measure_segments(self._core)
+
     def flush(self) -> None:
         """See ``DiskTier.flush``."""
         self._require_open()
@@ -251,11 +254,11 @@ class SsdTier:
         self._committer.flush()
 
     def quarantine(self) -> Sequence[QuarantineEntry]:
-        """See ``DiskTier.quarantine``."""
+        """See ``Maintained.quarantine``."""
         return self._quarantine.entries()
 
     def empty_quarantine(self) -> None:
-        """See ``DiskTier.empty_quarantine``."""
+        """See ``Maintained.empty_quarantine``."""
         self._core.call("quarantine", self._quarantine.empty)
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvstore.tiers.base import DiskUsage, SegmentUsage
+from kvstore.tiers.base import DiskUsage
+from kvstore.tiers.maintained import SegmentUsage
 from kvstore.tiers.ssd.core import Core
 from kvstore.tiers.ssd.quarantine import Quarantine
 
@@ -12,9 +13,8 @@ def measure_usage(core: Core, quarantine: Quarantine) -> DiskUsage:
     free = core.call("statvfs", core.port.free_bytes)
     core.call("du", lambda: refresh_ledger(core))
     with core.lock:
-        segments = sorted(core.segments.values(), key=lambda one: one.number)
-        size = sum(one.used_bytes for one in segments)
-        live = sum(one.live_bytes for one in segments)
+        size = sum(one.used_bytes for one in core.segments.values())
+        live = sum(one.live_bytes for one in core.segments.values())
         user, rewritten = core.counters["user_bytes"], core.counters["rewritten_bytes"]
         return DiskUsage(
             directory=core.port.directory,
@@ -28,10 +28,14 @@ def measure_usage(core: Core, quarantine: Quarantine) -> DiskUsage:
             fragmentation=1 - live / size if size else 0.0,
             write_amplification=(user + rewritten) / user if user else 1.0,
             coded_saved_bytes=core.saved_bytes,
-            segments=tuple(
-                SegmentUsage(one.number, one.file_bytes, one.live_bytes, one.blocks, one.open) for one in segments
-            ),
         )
+
+
+def measure_segments(core: Core) -> list[SegmentUsage]:
+    """Every segment by number, as it is known."""
+    with core.lock:
+        segments = sorted(core.segments.values(), key=lambda one: one.number)
+        return [SegmentUsage(one.number, one.file_bytes, one.live_bytes, one.blocks, one.open) for one in segments]
 
 
 def refresh_ledger(core: Core) -> None:
