@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
@@ -228,6 +229,18 @@ def copy_slices(targets: list[Buffer], sources: list[Buffer], lengths: tuple[int
     Large copies are not left in the caches, where other work has its data; they use ``threads`` threads at most.
     """
     _module().copy_slices(targets, sources, lengths, threads)
+
+
+def copy_pieces(targets: NDArray[np.int64], sources: NDArray[np.int64], piece_bytes: int, threads: int) -> None:
+    """Copy pieces of ``piece_bytes`` from ``sources[i]`` to ``targets[i]``, which are addresses of this process.
+
+    Both are flat and contiguous. Nothing here can check that the addresses are the caller's and live until the end.
+    Large copies are not left in the caches; they use ``threads`` threads at most. The GIL is released.
+    """
+    for one in (targets, sources):
+        if one.shape != targets.shape or one.ndim != 1 or one.dtype.str != "<i8" or not one.flags.c_contiguous:
+            raise ValueError(f"addresses are {one.dtype} of shape {one.shape}; expected flat contiguous int64")
+    _module().copy_pieces(targets.ctypes.data, sources.ctypes.data, len(targets), piece_bytes, threads)
 
 
 def copy_variant(level: str | None = None) -> dict[str, CopyVariant]:

@@ -12,6 +12,7 @@ namespace kv {
 namespace {
 
 constexpr std::size_t kPiece = std::size_t{256} << 10;  // threads share copies in pieces of this size
+constexpr std::size_t kTurn = std::size_t{32} << 10;    // and take small ones together, as many as make this
 
 // Sum of the whole 64-bit words of `block`; `next` is what will be read after it.
 std::uint64_t sum_words(const Span& block, const std::uint8_t* next) {
@@ -37,6 +38,30 @@ std::uint64_t sum_words(const Span& block, const std::uint8_t* next) {
     std::uint64_t sum = 0;
     for (const std::uint64_t lane : sums) sum += lane;
     return sum;
+}
+
+// Copy `runs` runs of `run_bytes` each, which `place` finds by number, shared by threads in pieces of at most kPiece.
+template <typename Place>
+void copy_runs(std::size_t runs, std::size_t run_bytes, int threads, const Place& place) {
+    const std::size_t pieces = (run_bytes + kPiece - 1) / kPiece, items = runs * pieces, total = runs * run_bytes;
+    const CopyForm& form = chosen_copy(false, total);
+    // Small runs are taken many at a time: a thread's turn costs as much as a copy of some hundred bytes.
+    const std::size_t turn = std::max<std::size_t>(1, kTurn / std::max<std::size_t>(1, std::min(kPiece, run_bytes)));
+    const std::size_t turns = (items + turn - 1) / turn;
+    std::atomic<std::size_t> next{0};
+    const auto lane = [&](int) {
+        for (std::size_t taken = next.fetch_add(1); taken < turns; taken = next.fetch_add(1))
+            for (std::size_t item = taken * turn; item < std::min(items, (taken + 1) * turn); ++item) {
+                const SlicesCopy run = place(item / pieces);
+                const std::size_t begin = item % pieces * kPiece;
+                form.copy(run.to + begin, run.from + begin, std::min(kPiece, run_bytes - begin));
+            }
+    };
+    const std::size_t lanes = std::min<std::size_t>(threads, turns);
+    if (total >= kLargeCopy && lanes > 1)
+        parallel_for(static_cast<int>(lanes), lane);
+    else
+        lane(0);
 }
 
 }  // namespace
@@ -75,23 +100,17 @@ std::uint32_t copy_crc32c(std::uint8_t* to, const std::uint8_t* from, std::size_
 void copy_slices(const std::vector<SlicesCopy>& blocks, const SlicesShape& shape, int threads) {
     const bool packed = shape.to_stride == shape.slice_bytes && shape.from_stride == shape.slice_bytes;
     const std::size_t runs = packed ? 1 : shape.slices, run_bytes = shape.slices * shape.slice_bytes / runs;
-    const std::size_t pieces = (run_bytes + kPiece - 1) / kPiece, items = blocks.size() * runs * pieces;
-    const std::size_t total = blocks.size() * runs * run_bytes;
-    const CopyForm& form = chosen_copy(false, total);
-    std::atomic<std::size_t> next{0};
-    const auto lane = [&](int) {
-        for (std::size_t item = next.fetch_add(1); item < items; item = next.fetch_add(1)) {
-            const SlicesCopy& block = blocks[item / pieces / runs];
-            const std::size_t run = item / pieces % runs, begin = item % pieces * kPiece;
-            form.copy(block.to + run * shape.to_stride + begin, block.from + run * shape.from_stride + begin,
-                      std::min(kPiece, run_bytes - begin));
-        }
-    };
-    const std::size_t lanes = std::min<std::size_t>(threads, items);
-    if (total >= kLargeCopy && lanes > 1)
-        parallel_for(static_cast<int>(lanes), lane);
-    else
-        lane(0);
+    copy_runs(blocks.size() * runs, run_bytes, threads, [&](std::size_t item) {
+        const SlicesCopy& block = blocks[item / runs];
+        const std::size_t run = item % runs;
+        return SlicesCopy{block.to + run * shape.to_stride, block.from + run * shape.from_stride};
+    });
+}
+
+void copy_pieces(const std::int64_t* to, const std::int64_t* from, std::size_t count, std::size_t piece_bytes, int threads) {
+    copy_runs(count, piece_bytes, threads, [&](std::size_t item) {
+        return SlicesCopy{reinterpret_cast<std::uint8_t*>(to[item]), reinterpret_cast<const std::uint8_t*>(from[item])};
+    });
 }
 
 void copy_slices_crc32c(const std::vector<SlicesCopy>& blocks, const SlicesShape& shape, std::uint32_t* crcs) {

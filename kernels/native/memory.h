@@ -28,6 +28,10 @@ struct SlicesShape {
 // copies in the caches. Ranges must not overlap; bytes between slices are left alone.
 void copy_slices(const std::vector<SlicesCopy>& blocks, const SlicesShape& shape, int threads);
 
+// Copy `count` pieces of `piece_bytes` each from address to address, on `threads` threads of the pool at most; where
+// targets overlap each other or a source, what they hold afterwards is not defined.
+void copy_pieces(const std::int64_t* to, const std::int64_t* from, std::size_t count, std::size_t piece_bytes, int threads);
+
 // Copy the slices of many blocks, on the pool if they are large, and put the CRC-32C of each written slice into
 // `crcs`, block by block. Ranges must not overlap; bytes between slices are left alone.
 void copy_slices_crc32c(const std::vector<SlicesCopy>& blocks, const SlicesShape& shape, std::uint32_t* crcs);

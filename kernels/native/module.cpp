@@ -195,6 +195,13 @@ void copy_slices(const py::list& targets, const py::list& sources, const Lengths
     kv::copy_slices(copies.blocks, copies.shape, threads);
 }
 
+// From address to address; kernels/native.py has checked what it can of them.
+void copy_pieces(std::uintptr_t to, std::uintptr_t from, std::size_t count, std::size_t piece_bytes, int threads) {
+    if (threads < 1 || piece_bytes < 1) throw py::value_error("threads and piece_bytes must be at least 1");
+    const py::gil_scoped_release released;
+    kv::copy_pieces(at<const std::int64_t>(to), at<const std::int64_t>(from), count, piece_bytes, threads);
+}
+
 // The checksums of all slices as little-endian 32-bit numbers, block by block.
 py::bytes copy_slices_crc32c(const py::list& targets, const py::list& sources, const Lengths& lengths) {
     const HeldSlices copies = hold_slices(targets, sources, lengths);
@@ -273,6 +280,7 @@ PYBIND11_MODULE(_native, module) {
     module.def("copy_crc32c", &copy_crc32c);
     module.def("copy_by", &copy_by);
     module.def("copy_choices", &copy_choices);
+    module.def("copy_pieces", &copy_pieces);
     module.def("copy_slices", &copy_slices);
     module.def("copy_slices_crc32c", &copy_slices_crc32c);
 }

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvstore.client.aio import AsyncClient
     from kvstore.client.copying import aligned_buffer
+    from kvstore.client.engine import EngineClient
     from kvstore.client.options import ClientOptions, Control
     from kvstore.client.payloads import BlockView, GotBlocks, PutBlocks
+    from kvstore.client.pieces import Pieces, Pointer
     from kvstore.client.state import Backoff, Completion
     from kvstore.client.sync import Client
+    from kvstore.client.transfers import Found, Transfer
     from kvstore.wire.paths import default_socket
 
 __all__ = [
@@ -26,8 +29,13 @@ __all__ = [
     "ClientOptions",
     "Completion",
     "Control",
+    "EngineClient",
+    "Found",
     "GotBlocks",
+    "Pieces",
+    "Pointer",
     "PutBlocks",
+    "Transfer",
     "aligned_buffer",
     "default_socket",
 ]
@@ -40,8 +48,13 @@ _HOMES = {
     "ClientOptions": "kvstore.client.options",
     "Completion": "kvstore.client.state",
     "Control": "kvstore.client.options",
+    "EngineClient": "kvstore.client.engine",
+    "Found": "kvstore.client.transfers",
     "GotBlocks": "kvstore.client.payloads",
+    "Pieces": "kvstore.client.pieces",
+    "Pointer": "kvstore.client.pieces",
     "PutBlocks": "kvstore.client.payloads",
+    "Transfer": "kvstore.client.transfers",
     "aligned_buffer": "kvstore.client.copying",
     "default_socket": "kvstore.wire.paths",
 }

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.client.steps import Copying
 from kvstore.core.errors import InvalidArgument
 from kvstore.kernels import native
 
@@ -33,8 +34,8 @@ class Copies:
     targets: list[memoryview] = field(default_factory=list)
     sources: list[memoryview] = field(default_factory=list)
 
-    def one_by_one(self) -> None:
-        """Copy with numpy, block by block."""
+    def run(self, threads: int) -> None:
+        """Copy with numpy, block by block, whatever ``threads`` says: where the C++ kernels are, they copy instead."""
         for target, source in zip(self.targets, self.sources, strict=True):
             np.copyto(self._slices(target, self.to_stride), self._slices(source, self.from_stride))
 
@@ -43,14 +44,14 @@ class Copies:
         return np.lib.stride_tricks.as_strided(np.frombuffer(memory, np.uint8), shape, strides)
 
 
-def copy_all(groups: Iterable[Copies], threads: int) -> None:
+def copy_all(groups: Iterable[Copying], threads: int) -> None:
     """Copy, on ``threads`` threads at most where the C++ kernels are; the GIL is free meanwhile."""
     for group in groups:
-        if native.available():
+        if isinstance(group, Copies) and native.available():
             lengths = (group.layers, group.slice_bytes, group.to_stride, group.from_stride)
             native.copy_slices([*group.targets], [*group.sources], lengths, threads)
         else:
-            group.one_by_one()
+            group.run(threads)
 
 
 def aligned_buffer(nbytes: int) -> memoryview:

@@ -29,13 +29,14 @@ from kvstore.core.errors import (
     Unavailable,
     UnknownLease,
 )
-from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, Outcome, Target
+from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, LeaseId, NamespaceId, Outcome, Reason, Target
 
 log = logging.getLogger("kvstore.client")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
     from kvstore.client.flows import Flows
+    from kvstore.client.pieces import LoadPlan
 
 LEASES_IDLE_MAX: Final = 16
 
@@ -66,15 +67,38 @@ class Gets:
         plan = GetPlan.of(known.layout, len(keys), aligned_buffer(slot * len(keys)) if out is None else out, slot)
         return self._remote(namespace_id, keys, plan) if remote else self._copy_out(namespace_id, keys, plan, wait_ms)
 
+    def load(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: LoadPlan, wait_ms: int
+    ) -> Flow[tuple[list[Outcome], list[Reason]]]:
+        """Copy blocks into pieces, in windows where HOST can not pin all at one time. Raises what stands in the way."""
+        outcomes, reasons = [Outcome.MISS] * len(keys), [Reason.NONE] * len(keys)
+        deadline = self._flows.clock.now() + wait_ms / 1000
+        left = list(range(len(keys)))
+        while left:
+            # A call takes each key once; those that are there again are copied in the next one.
+            different = {keys[i]: i for i in reversed(left)}
+            window = sorted(different.values())[:BATCH_KEYS_MAX]
+            some, wait = plan.take(window), max(0, round((deadline - self._flows.clock.now()) * 1000))
+            got = yield from self._copy_out(namespace_id, [keys[i] for i in window], some, wait)
+            again = set()
+            for i, outcome, reason in zip(window, got.outcomes, got.reasons, strict=True):
+                outcomes[i], reasons[i] = outcome, reason
+                if outcome is Outcome.BUSY or (outcome is Outcome.MISS and reason is Reason.NO_SPACE):
+                    again.add(i)
+            # Those that found no room are asked for again as long as each round brings some.
+            done = set(window) - (again if len(again) < len(window) else set())
+            left = [i for i in left if i not in done]
+        return outcomes, reasons
+
     def _copy_out(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: GetPlan, wait_ms: int
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: GetPlan | LoadPlan, wait_ms: int
     ) -> Flow[GotBlocks]:
         flows = self._flows
         link, again = flows.link, True
         while True:
             lease, settled = None, False
             try:
-                lease = yield from self._take_lease()
+                lease = yield from self.take_lease()
                 operation = flows.operations.fetch(
                     namespace_id, keys, Target.IN_PLACE, lease_id=lease.lease_id, layers=None, wait_ms=wait_ms
                 )
@@ -95,7 +119,7 @@ class Gets:
                 again = False
             finally:
                 if lease is not None:
-                    self._give_back(lease, namespace_id, keys, settled=settled)
+                    self.give_back(lease, namespace_id, keys, settled=settled)
 
     def _remote(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], plan: GetPlan) -> Flow[GotBlocks]:
         try:
@@ -123,7 +147,7 @@ class Gets:
             return self._flows.fall_back("Cache/Fetch", error, nothing)
 
     def _look(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], wait_ms: int, layout: Any) -> Flow[Views]:
-        lease = yield from self._take_lease()
+        lease = yield from self.take_lease()
         views = None
         try:
             fetched = yield from self._fetch(lease, namespace_id, keys, wait_ms)
@@ -133,7 +157,7 @@ class Gets:
             return views
         finally:
             if views is None:
-                self._give_back(lease, namespace_id, keys, settled=False)
+                self.give_back(lease, namespace_id, keys, settled=False)
 
     def renew_views(self, views: Views) -> Flow[None]:
         """Renew the lease of open views. One that has ended can not be renewed: the views then hold no longer."""
@@ -141,7 +165,7 @@ class Gets:
         if lease is None or views.ended:
             return
         try:
-            yield from self._renew(lease)
+            yield from self.renew(lease)
         except KVStoreError as error:
             views.lost = True
             self._flows.note("Leases/RenewLease", error)
@@ -154,7 +178,7 @@ class Gets:
         alive = not views.lost and not lease.link.closed and self._flows.clock.now() < lease.renewed + lease.ttl_s
         held = views.end(alive)
         namespace_id, keys, settled = views.rights
-        self._give_back(lease, namespace_id, keys, settled=settled)
+        self.give_back(lease, namespace_id, keys, settled=settled)
         if not held:
             gone = DeadlineExceeded("blocks went while they were looked at in place: what was read may be another's")
             self._flows.fall_back("Cache/Fetch", gone, lambda: None)
@@ -179,7 +203,7 @@ class Gets:
 
     # ------------------------------------------------------------ leases of its own
 
-    def _take_lease(self) -> Flow[OwnLease]:
+    def take_lease(self) -> Flow[OwnLease]:
         """An idle lease of the present link, renewed in time, or a new one. It is this caller's alone."""
         link = self._flows.link
         if link is None or link.closed:
@@ -193,7 +217,7 @@ class Gets:
                 continue
             if self._flows.clock.now() - lease.renewed >= lease.ttl_s / 4:
                 try:
-                    yield from self._renew(lease)
+                    yield from self.renew(lease)
                 except UnknownLease:
                     continue
             return lease
@@ -206,15 +230,14 @@ class Gets:
         ttl_ms = granted.ttl_ms or self._flows.options.lease_ttl_ms
         return OwnLease(asked.parse(granted, link.generation), link, ttl_ms / 1000, began)
 
-    def _renew(self, lease: OwnLease) -> Flow[None]:
+    def renew(self, lease: OwnLease) -> Flow[None]:
+        """Renew a lease. Raises UnknownLease if it has ended."""
         began = self._flows.clock.now()
         ttl_ms = yield from self._flows.on(lease.link, self._flows.operations.renew_lease(lease.lease_id))
         # Counted from before it was sent: the daemon's own time began no earlier.
         lease.renewed, lease.ttl_s = began, (ttl_ms or self._flows.options.lease_ttl_ms) / 1000
 
-    def _give_back(
-        self, lease: OwnLease, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, settled: bool
-    ) -> None:
+    def give_back(self, lease: OwnLease, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, settled: bool) -> None:
         """Drop the pins without waiting for the answer, and keep the lease for the next get.
 
         One that may be given more pins later (a job under way, an answer that did not come) is ended whole.

@@ -29,7 +29,7 @@ from kvstore.core.errors import (
     KVStoreError,
     Unavailable,
 )
-from kvstore.core.types import Busy, NamespaceId, Tier
+from kvstore.core.types import BATCH_KEYS_MAX, Busy, NamespaceId, Tier
 from kvstore.v1 import cache_pb2
 
 log = logging.getLogger("kvstore.client")
@@ -52,6 +52,11 @@ class Puts:
         if remote:
             return self._upload(namespace_id, PutPlan.of(layout, blocks, WRITE_PART_BYTES))
         return _Put(self._flows, namespace_id, PutPlan.of(layout, blocks)).run()
+
+    def one_round(self, namespace_id: NamespaceId, plan: PutPlan, commit_s: float) -> OneRound:
+        """A put of no more than there is room for now, whose caller says when it goes on. ``commit_s`` is how long the
+        commit may take, for which nobody waits."""
+        return OneRound(self._flows, namespace_id, plan, commit_s)
 
     def claim(self, namespace_id: NamespaceId, count: int, out: Out) -> Flow[tuple[list[Standing], Busy | None]]:
         """Places for up to ``count`` blocks, entered in ``out``: idle ones, and new ones for what is missing.
@@ -118,6 +123,8 @@ class _Put:
         self._keep = plan.places_max(flows.options.buffer_bytes)
         self._out: Out = {}
         self._sent: _Sent | None = None
+        self.busy: Busy | None = None
+        """Why there was no more room, where there was not."""
         self.results: list[CommitResult] = []
 
     def run(self) -> Flow[CommitResult]:
@@ -127,7 +134,7 @@ class _Put:
         it needs its places.
         """
         flows, plan = self._flows, self._plan
-        count, begin = len(plan.sources), 0
+        count, begin = len(plan.blocks.keys), 0
         try:
             while begin < count:
                 if self._sent is not None:
@@ -166,7 +173,7 @@ class _Put:
                 self._namespace_id, entries, plan.tokens(part), plan.blocks.durability, None
             )
             request = request_of(operation)
-            last = part.stop == len(plan.sources)
+            last = part.stop == len(plan.blocks.keys)
             sent = None if last else (yield Send(link, operation.method, request, flows.options.timeout_s))
         except KVStoreError as error:
             if self._sent is not None:
@@ -232,6 +239,51 @@ class _Put:
         if self._out:
             self._flows.post(self._flows.operations.abort(list(self._out)))
             self._out.clear()
+
+
+class OneRound(_Put):
+    """A put in two steps: ``fill`` copies, after which the caller may use its memory again, ``publish`` commits.
+
+    It takes as many blocks, from the first on, as there is room for in the buffer: an engine's step must not wait for
+    the commits of earlier ones. ``give_back`` must be called in any case.
+    """
+
+    def __init__(self, flows: Flows, namespace_id: NamespaceId, plan: PutPlan, commit_s: float) -> None:
+        super().__init__(flows, namespace_id, plan)
+        self._commit_s = commit_s
+        self._places: Sequence[Standing] = ()
+
+    def fill(self) -> Flow[int]:
+        """Copy into the buffer. Returns how many blocks that were; raises what stands in the way."""
+        flows, plan = self._flows, self._plan
+        count = min(self._keep, len(plan.blocks.keys), BATCH_KEYS_MAX)
+        places, self.busy = yield from flows.puts.claim(self._namespace_id, count, self._out)
+        if places:
+            view = self._link(places).welcome.arenas.view
+            yield Copy([plan.writes(slice(0, len(places)), places, view)], flows.options.copy_threads)
+        self._places = places
+        return len(places)
+
+    def publish(self) -> Flow[CommitResult]:
+        """Commit what was copied. Raises what stands in the way."""
+        places, plan = list(self._places), self._plan
+        part = slice(0, len(places))
+        operation = self._flows.operations.commit(
+            self._namespace_id, plan.entries(part, places), plan.tokens(part), plan.blocks.durability, None
+        )
+        commit = _Sent(self._link(places), None, operation, places)
+        late, begun = partial(self._settle, commit), partial(self._no_longer_out, places)
+        try:
+            reply = yield Call(commit.link, operation.method, request_of(operation), self._commit_s, late, begun)
+        except KVStoreError as error:
+            return self._failed(commit, error)
+        return self._settle(commit, reply)
+
+    def _link(self, places: Sequence[Standing]) -> Any:
+        link = self._flows.link
+        if link is None or places[0].reservation_id >> GENERATION_SHIFT != link.generation:
+            raise Unavailable("the connection was lost, and its places with it")
+        return link
 
 
 class _Sent(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from kvstore.cache import FetchResult
 from kvstore.client.flow_get import Gets
+from kvstore.client.flow_lookup import Lookups
 from kvstore.client.flow_put import Puts
 from kvstore.client.operations import Operation, Operations, check_wait, missed, request_of
 from kvstore.client.options import ClientOptions
@@ -67,6 +68,7 @@ class Flows:
         self.closed = False
         self.puts = Puts(self)
         self.gets = Gets(self)
+        self.lookups = Lookups(self)
 
     # ------------------------------------------------------------ connection
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.cache import CommitEntry, CommitResult, FetchResult
 from kvstore.client.copying import Copies, as_bytes
+from kvstore.client.steps import Copying
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area, BlockKey, Busy, Codec, Durability, Outcome, Reason, Tier
@@ -155,7 +156,7 @@ class PutPlan:
     @property
     def parts(self) -> list[slice]:
         """All blocks in parts of ``step``."""
-        count = len(self.sources)
+        count = len(self.blocks.keys)
         return [slice(begin, min(begin + self.step, count)) for begin in range(0, count, self.step)]
 
     def places_max(self, room_bytes: int) -> int:
@@ -174,7 +175,7 @@ class PutPlan:
         each = len(ids) // len(self.blocks.keys)
         return ids[part.start * each : part.stop * each]
 
-    def writes(self, part: slice, places: Sequence[Standing], memory: Memory) -> Copies:
+    def writes(self, part: slice, places: Sequence[Standing], memory: Memory) -> Copying:
         """The copy that fills the places of a part; all are of one namespace, so of one stride."""
         size, layers, stride = self.layout.raw_slice_bytes, self.layout.layers, places[0].place.stride
         buffer, reach = memory(Area.BUFFER), (layers - 1) * stride + size
@@ -232,7 +233,7 @@ class GetPlan:
         """The first ``nbytes`` of a block's slot."""
         return self.destination[index * self.slot_bytes : index * self.slot_bytes + nbytes]
 
-    def reads(self, fetched: FetchResult, memory: Memory) -> tuple[list[Copies], GotBlocks]:
+    def reads(self, fetched: FetchResult, memory: Memory) -> tuple[Sequence[Copying], GotBlocks]:
         """Copies that fill the slots, and the answer once they are done."""
         layout, destination, slot = self.layout, self.destination, self.slot_bytes
         payloads: list[memoryview | None] = [None] * len(fetched.outcomes)
@@ -269,7 +270,7 @@ class GetPlan:
             if (
                 place is not None
                 and place.version
-                and got.payloads[i] is not None
+                and got.outcomes[i] is Outcome.HIT
                 and place.area in versions
                 and versions[place.area][place.offset >> PAGE_BITS] != place.version
             ):

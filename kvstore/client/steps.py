@@ -8,18 +8,24 @@ flow's ``finally`` gives back what it had taken, with ``post`` and ``forget`` of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     # Loads numpy, which admin tools start without.
-    from kvstore.client.copying import Copies
     from kvstore.client.handshake import Welcome
 
 T = TypeVar("T")
 
 Late = Callable[[bytes], object]
 """Takes the reply of a call that nobody waits for any more, and gives back what was done for it. Must not block."""
+
+
+class Copying(Protocol):
+    """Copies that lie alike."""
+
+    def run(self, threads: int) -> None:
+        """Copy, on so many threads at most; returns when it is done."""
 
 
 class Link(Protocol):
@@ -95,7 +101,7 @@ class Wait(NamedTuple):
 class Copy(NamedTuple):
     """Copies; has ended when it answers, however that is."""
 
-    groups: list[Copies]
+    groups: Sequence[Copying]
     threads: int
 
 

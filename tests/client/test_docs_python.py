@@ -48,6 +48,14 @@ def test_views_show_the_bytes_and_hold(scope):
     assert scope["async_held"]
 
 
+def test_an_engine_loads_what_was_put_and_stores_it_again(scope):
+    hits = (Outcome.HIT,) * 3
+    assert scope["loaded"] == scope["step_outcomes"] == hits
+    for page, payload in zip(scope["pages"], scope["payloads"], strict=True):
+        assert b"".join(cache[page].tobytes() for cache in scope["caches"]) == payload
+    assert scope["finished"] == [scope["loading"], scope["stored_again"]]
+
+
 def test_held_blocks_are_not_removed(scope):
     assert scope["held"] == (True, True)
     assert scope["refused"] == (Outcome.BUSY, Outcome.BUSY)
