@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -219,11 +220,19 @@ def a_mover_fails(ground: Ground) -> None:
         ground.until_moved("kvstore_mover_restarts_total")
 
 
+def work(seconds: float) -> None:
+    """Take so much CPU time of the calling thread."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
 def everybody_waits(ground: Ground) -> None:
     pause, loop = threading.Event(), ground.daemon._loop
     assert loop is not None
     now = scrape(ground.port)
     loop.call_soon_threadsafe(pause.wait, now["kvstore_loop_turn_longest_us",] / 1e6 + 0.06)
+    loop.call_soon_threadsafe(work, now["kvstore_loop_work_longest_us",] / 1e6 + 0.06)
     with ground.store._state.locked():
         pause.wait(now["kvstore_locked_section_longest_us",] / 1e6 + 0.06)
 
@@ -296,7 +305,7 @@ CAUSES: Final[dict[Callable[[Ground], None], tuple[str, ...]]] = {
     a_mover_fails: ("kvstore_mover_restarts_total",),
     everybody_waits: (
         "kvstore_locked_section_longest_us", "kvstore_locked_sections_over_total", "kvstore_loop_turn_longest_us",
-        "kvstore_loop_turns_over_total",
+        "kvstore_loop_turns_over_total", "kvstore_loop_work_longest_us", "kvstore_loop_work_over_total",
     ),
     a_daemon_starts_again: (
         "kvstore_recovery_blocks", "kvstore_recovery_seconds", "kvstore_recovery_cut_bytes",

@@ -11,20 +11,24 @@ from kvstore.daemon.turns import Turns, measured_loop
 def test_a_turn_counts_above_each_bound_that_it_passed():
     turns = Turns()
     for seconds in (0.0005, 0.001, 0.0015, 0.006, 0.2):
-        turns.count(seconds)
+        turns.count(seconds, seconds / 2)
     over = {"1": 3, "2": 2, "5": 2, "10": 1, "50": 1}
     assert turns.counters() == {
         **{f"loop_turns_over_{bound}_ms": over[str(bound)] for bound in BOUNDS_MS},
         "loop_turn_longest_us": 200_000,
+        **{f"loop_work_over_{bound}_ms": {"1": 2, "2": 2}.get(str(bound), 1) for bound in BOUNDS_MS},
+        "loop_work_longest_us": 100_000,
     }
 
 
 def test_what_holds_the_loop_is_seen_and_waiting_is_not():
     now = [1.0]
-    turns = Turns(lambda: now[0])
+    worked = [1.0]
+    turns = Turns(lambda: now[0], lambda: worked[0])
 
     def holds():
         now[0] += 0.020
+        worked[0] += 0.0078125
 
     async def run():
         loop = asyncio.get_running_loop()
@@ -39,3 +43,4 @@ def test_what_holds_the_loop_is_seen_and_waiting_is_not():
     counters = turns.counters()
     assert (counters["loop_turns_over_10_ms"], counters["loop_turns_over_50_ms"]) == (1, 0)
     assert counters["loop_turn_longest_us"] == 20_000
+    assert counters["loop_work_longest_us"] == 7_812

@@ -72,6 +72,7 @@ def _held(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
     counters = answer.counters
     for what, many, one in (
         ("turns of the loop", "loop_turns", "loop_turn"),
+        ("their CPU time", "loop_work", "loop_work"),
         ("locked sections", "locked_sections", "locked_section"),
     ):
         if f"{one}_longest_us" in counters:
