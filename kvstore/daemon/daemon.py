@@ -123,7 +123,7 @@ class Daemon:
             metrics = self._metrics(dispatcher)
             loop = asyncio.get_running_loop()
             watchdog.start(loop)
-            expiry = loop.create_task(self._expire(sessions))
+            expiry = loop.create_task(self._expire(sessions, dispatcher))
             self._tell_ready(store, grpc_server.port, began)
             await self._stop.wait()
         finally:
@@ -210,12 +210,13 @@ class Daemon:
         log.info("%s: stopping", signal.Signals(number).name)
         self._stop.set()
 
-    async def _expire(self, sessions: Sessions) -> None:
+    async def _expire(self, sessions: Sessions, dispatcher: Dispatcher) -> None:
         """End remote sessions that missed their keepalive. A failure is logged and the next round goes on."""
         while True:
             await asyncio.sleep(EXPIRY_PERIOD_S)
             try:
-                ended = sessions.expire()
+                # Off the loop: what they held is given back.
+                ended = await dispatcher.work(sessions.expire)
             except KVStoreError as error:
                 log.error("remote sessions were not expired: %s", error)
             else:

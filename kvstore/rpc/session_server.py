@@ -34,6 +34,7 @@ from kvstore.rpc.connection import Connection, Shares, error_frame
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher, parse
 from kvstore.rpc.listener import Acceptor, PeerCredentials, bind_unix, peer_credentials, remove_socket
+from kvstore.rpc.sessions import Sessions
 from kvstore.store.session import Session
 from kvstore.v1 import session_pb2
 from kvstore.wire.framing import PROTOCOL_VERSION, FrameKind, first_frame, pack_frame
@@ -156,8 +157,7 @@ class SessionServer:
         except (KVStoreError, OSError, TimeoutError, asyncio.CancelledError) as error:
             self._tell_not_opened(peer, error)
             if session is not None:
-                sessions.close(session.session_id)
-                session.close()
+                self._closer.submit(_end, sessions, session)
             if isinstance(error, OSError) and error.errno in _EXHAUSTED:
                 error = ResourceExhausted(f"no session can be opened now: {error}", field="sessions")
             if isinstance(error, KVStoreError):
@@ -206,6 +206,12 @@ class SessionServer:
         """A session has ended. What it held goes in a thread: it may be millions of blocks, and the loop has others."""
         self._connections.pop(session_id, None)
         self._closer.submit(self._dispatcher.services.sessions.close, session_id)
+
+
+def _end(sessions: Sessions, session: Session) -> None:
+    """End a session that nobody was told of. Its buffer is unmapped, which is not for the loop."""
+    sessions.close(session.session_id)
+    session.close()
 
 
 async def _read_hello(connection: socket.socket) -> tuple[int, session_pb2.Hello, bytes]:

@@ -8,6 +8,7 @@ of gRPC, Write by ``WRITE_BYTES_MAX`` a stream and ``WRITES_MAX`` streams.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
@@ -29,6 +30,8 @@ from kvstore.store.store import Store
 from kvstore.v1 import cache_pb2, events_pb2
 from kvstore.wire import messages as convert
 from kvstore.wire.verbs.writes import commit_message
+
+log = logging.getLogger(__name__)
 
 READ_BLOCKS: Final = 8
 """Blocks that one Read pins at a time."""
@@ -144,6 +147,15 @@ class Streams:
             writer.check_whole()
             result = await self._dispatcher.work(writer.commit)
             return commit_message(result)
+        finally:
+            await self._end(writer)
+
+    async def _end(self, writer: Writer) -> None:
+        """Unmapping a buffer of up to 256 MiB is not for the loop, unless there is no other way."""
+        try:
+            await self._dispatcher.work(writer.close)
+        except (ResourceExhausted, Unavailable) as error:
+            log.debug("a write stream is ended by the loop: %s", error)
         finally:
             writer.close()
 

@@ -34,9 +34,11 @@ def _admin(name: str, handler: Handler, runs: Runs = Runs.ADMIN) -> Method:
     )
 
 
-def _session(name: str, handler: Handler, *, opened: bool = True) -> Method:
+def _session(name: str, handler: Handler, *, opened: bool = True, runs: Runs = Runs.INLINE) -> Method:
     request, reply = getattr(session_pb2, f"{name}Request"), getattr(session_pb2, f"{name}Response")
-    return Method(name=f"kvstore.v1.Sessions/{name}", request=request, reply=reply, serve=handler, session=opened)
+    return Method(
+        name=f"kvstore.v1.Sessions/{name}", request=request, reply=reply, serve=handler, session=opened, runs=runs
+    )
 
 
 OTHERS: Final[dict[str, Method]] = {
@@ -44,7 +46,8 @@ OTHERS: Final[dict[str, Method]] = {
     for method in (
         _session("OpenRemote", session.open_remote, opened=False),
         _session("Keepalive", session.keepalive),
-        _session("CloseRemote", session.close_remote),
+        # It gives back all that the session has.
+        _session("CloseRemote", session.close_remote, runs=Runs.WORK),
         _admin("Status", admin.status, Runs.INLINE),
         _admin("ListNamespaces", admin.list_namespaces),
         _admin("ListBlocks", admin.list_blocks),

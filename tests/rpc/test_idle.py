@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 
 import grpc
 import pytest
 
+from kvstore.core.types import Target
 from kvstore.rpc import grpc_server, streams
 from kvstore.rpc.context import Services
 from kvstore.rpc.dispatch import Dispatcher
 from kvstore.rpc.grpc_server import GrpcServer
 from kvstore.rpc.sessions import Sessions
+from kvstore.rpc.stream_blocks import Writer
+from kvstore.rpc.table import METHODS
+from kvstore.store.tables.tenancy import SECTION_THINGS
 from kvstore.testing.world import SPEC, World
 from kvstore.v1 import cache_pb2, common_pb2
 from kvstore.wire.errors import ERROR_METADATA
+from kvstore.wire.verbs.base import Runs
 
 
 class AbortedError(Exception):
@@ -165,3 +172,64 @@ def test_one_peer_never_takes_all_calls_or_writes(world, server, remote, monkeyp
 
     asyncio.run(run())
     assert not server._calls
+
+
+@pytest.mark.parametrize("how", ["refused", "cancelled"])
+def test_the_end_of_a_write_unmaps_its_buffer_off_the_loop(world, server, remote, monkeypatch, how):
+    ended, close = [], Writer.close
+
+    def recorded(writer):
+        if writer._session is not None:
+            ended.append(threading.get_ident())
+        close(writer)
+
+    monkeypatch.setattr(Writer, "close", recorded)
+    header = cache_pb2.WriteHeader(namespace_id=world.namespace_id, keys=bytes(32), parents=bytes(32))
+
+    async def run():
+        begun = asyncio.Event()
+
+        async def chunks():
+            yield cache_pb2.WriteChunk(header=header).SerializeToString()
+            begun.set()
+            if how == "cancelled":
+                await asyncio.Event().wait()
+
+        call = asyncio.create_task(server._write(chunks(), Far(remote("ipv4:10.0.0.1:1"))))
+        await begun.wait()
+        if how == "cancelled":
+            call.cancel()
+        with contextlib.suppress(AbortedError, asyncio.CancelledError):
+            await call
+        return threading.get_ident()
+
+    loop = asyncio.run(run())
+    assert len(ended) == 1
+    assert loop not in ended
+    assert len(world.store.sessions()) == 2, "the fixture's and the remote one"
+
+
+def test_what_ends_a_whole_session_is_not_called_on_the_loop():
+    assert METHODS["kvstore.v1.Sessions/CloseRemote"].runs is Runs.WORK
+
+
+def test_a_read_ends_its_own_pins_and_leaves_those_of_others_to_their_threads(world):
+    """A large lease is being given back in sections by a thread: a stream that ends meanwhile is no part of it."""
+    keys = world.chain(1, 8)
+    world.put(keys)
+    session = world.session("reader")
+    leases = world.store._state.owners
+    with session.pins("read stream") as lease_id:
+        session.fetch(world.namespace_id, keys, Target.HOST, lease_id=lease_id)
+        large = session.grant_lease("large", 60_000)
+        leases.leases[large].pins.update(dict.fromkeys(range(1 << 40, (1 << 40) + 3 * SECTION_THINGS)))
+        unpinned = []
+        book = world.store._state.book
+        real, book.unpin_all = book.unpin_all, unpinned.extend
+        rest = session.begin_release(large)
+        unpinned.clear()
+    assert len(unpinned) <= SECTION_THINGS
+    assert callable(rest)
+    rest()
+    book.unpin_all = real
+    session.close()
