@@ -161,7 +161,7 @@ class SessionServer:
             if isinstance(error, OSError) and error.errno in _EXHAUSTED:
                 error = ResourceExhausted(f"no session can be opened now: {error}", field="sessions")
             if isinstance(error, KVStoreError):
-                _send_small(connection, error_frame(0, error), ())
+                _tell(connection, error)
             connection.close()
 
     def _tell_not_opened(self, peer: PeerCredentials, error: BaseException) -> None:
@@ -234,6 +234,14 @@ async def _read_hello(connection: socket.socket) -> tuple[int, session_pb2.Hello
     if not isinstance(hello, session_pb2.Hello):
         raise InvalidArgument("hello", type(hello).__name__, "a Hello")
     return frame.call_id, hello, behind
+
+
+def _tell(connection: socket.socket, error: KVStoreError) -> None:
+    """Say why no session was opened, to whoever is still there."""
+    try:
+        _send_small(connection, error_frame(0, error), ())
+    except (OSError, Unavailable) as gone:
+        log.debug("nobody was told that no session was opened: %s", gone)
 
 
 def _send_small(connection: socket.socket, frame: bytes, fds: Sequence[int]) -> None:

@@ -316,7 +316,7 @@ class TestListener:
 
 
 @pytest.mark.parametrize("after", ["hello", "half a hello", "nothing"])
-def test_a_client_that_is_gone_before_its_welcome_leaves_no_session(config, daemon, watcher, after):
+def test_a_client_that_is_gone_before_its_welcome_leaves_no_session(config, daemon, watcher, after, caplog):
     def sessions():
         reply = watcher.connection()[0].call("kvstore.v1.Admin/Status", b"", 10.0)
         return admin_pb2.StatusResponse.FromString(reply).sessions
@@ -330,7 +330,9 @@ def test_a_client_that_is_gone_before_its_welcome_leaves_no_session(config, daem
             hasty.sendall({"hello": frame, "half a hello": frame[:10], "nothing": b""}[after])
     with Client(config.socket, ClientOptions(strict=True, buffer_bytes=0)) as later:
         assert later.grant_lease("after them", 1000)
-    until(lambda: sessions() == before)
+    # Those of the test before may have been ending.
+    until(lambda: sessions() <= before)
+    assert "never retrieved" not in caplog.text, "the greeting's task ends with its connection closed"
 
 
 def test_memory_that_all_can_write_goes_to_trusted_users_only(tmp_path):
