@@ -35,7 +35,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from kvstore.core.errors import CorruptBlock
-from kvstore.core.types import KEY_BYTES, BlockKey, NamespaceId
+from kvstore.core.types import KEY_BYTES, NamespaceId
 from kvstore.kernels import codecs
 from kvstore.tiers.ssd.catalog import Space
 from kvstore.tiers.ssd.config import PAGE_BYTES
@@ -47,7 +47,6 @@ EXTENT_ROW_BYTES: Final = 33 + KEY_BYTES
 BLOCK_ROW_BYTES: Final = 6 + KEY_BYTES
 CODED_ROW_BYTES: Final = 4
 _CODED: Final = 0x80
-_STEP: Final = 16384
 
 _MAGIC: Final = b"KVCHECK1"
 _HEAD: Final = struct.Struct("<8sIIQIIQQQI")
@@ -115,18 +114,11 @@ def snapshot(table: BlockTable, spaces: Sequence[Space], head: tuple[int, int, i
         *head,
         tuple(spaces[index].namespace_id for index in used.tolist()),
         extents,
-        _keys_of(table.extent_parent, rows),
+        table.extent_parent.rows(rows),
         block_extent[blocks],
         np.frombuffer(table.block_position, dtype=np.uint16)[blocks],
-        _keys_of(table.block_key, blocks),
+        table.block_key.rows(blocks),
     )
-
-
-def _keys_of(keys: list[BlockKey], rows: NDArray[np.intp]) -> NDArray[np.uint8]:
-    """Keys of some rows, 32 bytes each; in steps, between which other threads run."""
-    steps = [rows[at : at + _STEP].tolist() for at in range(0, len(rows), _STEP)]
-    packed = b"".join([b"".join([keys[row] for row in step]) for step in steps])
-    return np.frombuffer(packed, dtype=np.uint8).reshape(-1, KEY_BYTES)
 
 
 def pack_checkpoint(found: Checkpoint) -> list[bytes]:

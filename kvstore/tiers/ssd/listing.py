@@ -81,9 +81,10 @@ def recovered_blocks(core: Core, parents: dict[int, BlockKey]) -> Iterator[Recov
     for begin in range(0, len(handles), CHUNK_BLOCKS):
         row, place = rows[begin : begin + CHUNK_BLOCKS], positions[begin : begin + CHUNK_BLOCKS]
         ages = (age_of[row] << np.uint64(16)) | place.astype(np.uint64)
-        columns = (handles[begin : begin + CHUNK_BLOCKS], row, place, space_of[row], codec_of[row], ages)
-        for handle, extent, position, space, codec, age in zip(*(column.tolist() for column in columns), strict=True):
-            key = keys[handle]
+        some = handles[begin : begin + CHUNK_BLOCKS].tolist()
+        columns = (row, place, space_of[row], codec_of[row], ages)
+        numbers = zip(*(column.tolist() for column in columns), strict=True)
+        for handle, key, (extent, position, space, codec, age) in zip(some, keys.some(some), numbers, strict=True):
             if position == 0:
                 parent = first_parents[extent]
             else:

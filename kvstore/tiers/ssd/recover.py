@@ -58,7 +58,6 @@ class Recovery:
         if self.findings.salvage:
             self._salvage(names)
         self._replay.finish()
-        self._core.table.share_parents()
         Survey(self._core, self.findings, self._quarantine).run(names)
         # Before the cap is looked at: what lines of empty namespaces take need not be taken from blocks.
         self._write_catalog(forget_empty(self._core))

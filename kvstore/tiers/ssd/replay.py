@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.types import BlockKey
 from kvstore.tiers.ssd.checkpoint import Checkpoint
 from kvstore.tiers.ssd.core import Core
 from kvstore.tiers.ssd.findings import Findings
@@ -29,8 +28,6 @@ class Replay:
         """By row, of an extent that a record named: the handle of its first block. The others follow."""
         self._numbers: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
         self._order: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
-        self._ends: dict[BlockKey, BlockKey] = {}
-        """Last keys of those extents: the next ones of their chains name them as parents, by the same object."""
         self._checkpoint: Checkpoint | None = None
         self._by_extent: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
         self._moved: dict[tuple[int, int], tuple[int, int]] = {}
@@ -80,16 +77,14 @@ class Replay:
         row = core.table.add_extent(
             Extent(
                 record.number, record.segment, record.offset, record.age, record.blocks, record.codec, space,
-                self._ends.get(record.parent, record.parent), record.pages,
+                record.parent, record.pages,
             ),
             committed=True,
         )  # fmt: skip
         self._rows[record.number] = row
         if row >= len(self._first):
             self._first.extend([NO_ROW] * (row + 1 - len(self._first)))
-        keys = list(split_keys(record.keys))
-        self._first[row] = core.table.append_blocks(row, keys)
-        self._ends[keys[-1]] = keys[-1]
+        self._first[row] = core.table.append_blocks(row, split_keys(record.keys))
 
     def adopt(self, found: list[Adopted]) -> int:
         """Take over what salvage found and no record names; returns the blocks."""

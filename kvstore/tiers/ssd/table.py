@@ -1,14 +1,11 @@
 """The tables in memory: which blocks live, in which extent, and where the extents lie. Columns, not objects.
 
-A block takes 14 bytes (extent row, position, a reference to its key), an extent 46. Keys are objects that others
-hold too: the store's index has the same ones, so they are not counted here, and a key is there once however many
-blocks and extents name it. A handle is a block's row; rows are used again after a drop, and the key kept beside them
-tells an old handle from a new one. Not thread-safe: the tier's lock guards it.
+A block takes 38 bytes (extent row, position, key), an extent 70. A handle is a block's row; rows are used again after a
+drop, and the key kept beside them tells an old handle from a new one. Not thread-safe: the tier's lock guards it.
 """
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,14 +16,13 @@ from numpy.typing import NDArray
 
 from kvstore.core.types import ROOT_PARENT, BlockKey, Codec
 from kvstore.tiers.ssd.config import PAGE_BYTES
+from kvstore.tiers.ssd.key_column import KeyColumn
 
 NO_ROW: Final = 0xFFFFFFFF
 NO_SPACE: Final = 0xFFFFFFFF
 """Index of a namespace that the catalog does not hold."""
-NO_KEY: Final = BlockKey(b"")
+NO_KEY: Final = ROOT_PARENT
 """In rows that are free."""
-
-_KEY: Final = struct.Struct("32s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +54,10 @@ class BlockTable:
         self.extent_space = array("I")
         self.extent_codec = array("B")
         self.extent_committed = array("B")
-        self.extent_parent: list[BlockKey] = []
+        self.extent_parent = KeyColumn()
         self.block_extent = array("I")
         self.block_position = array("H")
-        self.block_key: list[BlockKey] = []
+        self.block_key = KeyColumn()
         self._free_extents = array("I")
         self._free_blocks = array("I")
         self.blocks = 0
@@ -70,7 +66,6 @@ class BlockTable:
     def add_extent(self, extent: Extent, *, committed: bool) -> int:
         """Put an extent without live blocks in; returns its row."""
         self.extents += 1
-        parent = ROOT_PARENT if extent.parent == ROOT_PARENT else extent.parent
         if self._free_extents:
             row = self._free_extents.pop()
             self.extent_number[row] = extent.number
@@ -83,7 +78,7 @@ class BlockTable:
             self.extent_space[row] = extent.space
             self.extent_codec[row] = extent.codec
             self.extent_committed[row] = committed
-            self.extent_parent[row] = parent
+            self.extent_parent[row] = extent.parent
             return row
         self.extent_number.append(extent.number)
         self.extent_age.append(extent.age)
@@ -95,7 +90,7 @@ class BlockTable:
         self.extent_space.append(extent.space)
         self.extent_codec.append(extent.codec)
         self.extent_committed.append(committed)
-        self.extent_parent.append(parent)
+        self.extent_parent.append(extent.parent)
         return len(self.extent_number) - 1
 
     def add_block(self, extent_row: int, position: int, key: BlockKey) -> int:
@@ -113,12 +108,12 @@ class BlockTable:
         self.block_key.append(key)
         return len(self.block_extent) - 1
 
-    def append_blocks(self, extent_row: int, keys: list[BlockKey]) -> int:
+    def append_blocks(self, extent_row: int, keys: Sequence[BlockKey]) -> int:
         """Put all blocks of an extent in at the end of the table; returns the row of the first, the others follow."""
         first, count = len(self.block_extent), len(keys)
         self.block_extent.extend([extent_row] * count)
         self.block_position.extend(range(count))
-        self.block_key += keys
+        self.block_key.extend(keys)
         self.extent_live[extent_row] += count
         self.blocks += count
         return first
@@ -204,12 +199,11 @@ class BlockTable:
     def load_blocks(self, extent: NDArray[np.uint32], position: NDArray[np.uint16], keys: NDArray[np.uint8]) -> None:
         """Fill the empty block table. ``keys`` is uint8 [blocks, 32].
 
-        It comes before ``load_extents``: most of the parents made there do not last, and what lasts should not lie
-        in between, or their memory stays.
+        It comes before ``load_extents``, which counts what lives.
         """
         self.block_extent.frombytes(extent.tobytes())
         self.block_position.frombytes(position.tobytes())
-        self.block_key += _split(keys)
+        self.block_key.load(keys)
         self.blocks = len(self.block_extent)
 
     def load_extents(self, columns: dict[str, NDArray[np.generic]], parents: NDArray[np.uint8]) -> None:
@@ -222,32 +216,20 @@ class BlockTable:
         live = np.bincount(np.array(self.block_extent, dtype=np.intp), minlength=count)
         self.extent_live.frombytes(live.astype(np.uint16).tobytes())
         self.extent_committed.frombytes(b"\x01" * count)
-        named = np.any(parents, axis=1)
-        others = iter(_split(parents[named]))
-        self.extent_parent += [next(others) if one else ROOT_PARENT for one in named.tolist()]
-
-    def share_parents(self) -> None:
-        """Let extents name their parents by the objects that live blocks have as keys, or by one object each."""
-        shared = {parent: parent for parent in self.extent_parent if parent is not ROOT_PARENT and parent is not NO_KEY}
-        if not shared:
-            return
-        for key in self.block_key:
-            if key in shared:
-                shared[key] = key
-        self.extent_parent = [shared.get(parent, parent) for parent in self.extent_parent]
+        self.extent_parent.load(parents)
 
     def copy(self) -> BlockTable:
         """The columns as they are now: milliseconds for a million blocks. What is made of them needs no lock."""
         made = BlockTable()
         for name, column in vars(self).items():
-            setattr(made, name, column[:] if isinstance(column, array | list) else column)
+            setattr(made, name, _copied(column))
         return made
 
     def memory_bytes(self) -> int:
-        """Bytes of all columns, spare room at their ends included; keys are others', too."""
-        columns = [column for column in vars(self).values() if isinstance(column, array | list)]
+        """Bytes of all columns, spare room at their ends included."""
+        columns = [column for column in vars(self).values() if isinstance(column, array | KeyColumn)]
         return sum(column.__sizeof__() for column in columns)
 
 
-def _split(packed: NDArray[np.uint8]) -> list[BlockKey]:
-    return [key for (key,) in _KEY.iter_unpack(packed.reshape(-1).data)]
+def _copied(column: object) -> object:
+    return column[:] if isinstance(column, array) else column.copy() if isinstance(column, KeyColumn) else column
