@@ -5,6 +5,7 @@ An edge is a pair of words: ``buffer`` (a session's), ``device``, ``host``, ``ss
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -85,6 +86,7 @@ class TransferTimes:
             return tuple(self._slow)
 
 
+@functools.cache
 def edge(source: Tier | str, target: Tier | str) -> Edge:
     """The words of an edge between tiers, or a tier and ``BUFFER``."""
     return _word(source), _word(target)

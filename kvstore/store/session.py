@@ -168,7 +168,7 @@ class Session:
         wait_ms: int = 0,
     ) -> FetchResult | Callable[[], FetchResult]:
         """``fetch`` up to where it would wait: the result, or what waits for it and returns it. Call that once."""
-        if wait_ms:
+        if not 0 <= wait_ms <= validate.WAIT_MS_MAX:
             validate.check_wait("wait_ms", wait_ms)
         get = self._verbs.get
         result, job = get.fetch(self._owner, namespace_id, keys, target, lease_id, layers)

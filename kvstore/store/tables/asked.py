@@ -57,6 +57,6 @@ def count_put(counters: Counters, entries: Iterable[PutEntry]) -> None:
             existed += 1
         else:
             new += 1
-    counters.count("put_new", new)
+    counters["put_new"] += new
     if existed:
-        counters.count("put_existed", existed)
+        counters["put_existed"] += existed

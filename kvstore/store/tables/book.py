@@ -161,7 +161,7 @@ class Book:
         if tier in self.occupants:
             self.occupants[tier].put(index.place[tier][slot], copy.nbytes, slot)
         self.policies[tier].inserted(slot)
-        if copy_number(slot, tier) in self.pins:
+        if slot << TIER_BITS | tier in self.pins:
             self.policies[tier].held(slot)
         self.reconsider(slot)
         self.news.stored(tier, namespace, index.key_of(slot), index.parent_key(slot))

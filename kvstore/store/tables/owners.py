@@ -114,11 +114,6 @@ class Reservation:
     device: Copy | None = None
 
     @property
-    def name(self) -> BlockName | None:
-        """The block that it was made for, if it was made for one."""
-        return None if self.key is None else (self.namespace.namespace_id, self.key)
-
-    @property
     def tier(self) -> Tier:
         """Where the block goes at commit."""
         return Tier.HOST if self.on_device is None else Tier.DEVICE
@@ -275,7 +270,8 @@ class Owners:
         self.reservations[reservation.reservation_id] = reservation
         reservation.owner.reservations.add(reservation.reservation_id)
         self._count(reservation.owner, "reservations", 1)
-        if (name := reservation.name) is not None:
+        if reservation.key is not None:
+            name = reservation.namespace.namespace_id, reservation.key
             self.uncommitted[name] = self.uncommitted.get(name, 0) + 1
 
     def take_reservation(self, reservation: Reservation) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import repeat
 from typing import Final, TypeVar
 
 from kvstore.core.clock import Clock
@@ -87,6 +88,9 @@ class State:
         self.transfers = TransferTimes()
         self._listeners: list[Callable[[], None]] = []
         self._section = _Section(self)
+        self.locked: Callable[[], AbstractContextManager[Book]] = repeat(self._section).__next__
+        """Hold the lock; afterwards, without it, do what the section left to be done. A call answers the one section,
+        and is none of a Python function."""
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Within a locked section: let go of the lock until ``changed`` was notified and ``condition`` holds."""
@@ -96,10 +100,6 @@ class State:
     def held(self) -> Durations:
         """How long the lock was held by the sections that held it long."""
         return self._section.durations
-
-    def locked(self) -> AbstractContextManager[Book]:
-        """Hold the lock; afterwards, without it, do what the section left to be done."""
-        return self._section
 
     def after_section(
         self,

@@ -86,8 +86,10 @@ class Get:
         with self._state.locked():
             lease = self._tenancy.lease(owner, lease_id)
             namespace = owner.namespace(namespace_id)
-            chosen = validate.check_layers(layers, namespace.layout.layers)
-            self._check_target(target, owner)
+            every = namespace.layout.layers
+            chosen = (0, every) if layers is None else validate.check_layers(layers, every)
+            if target is not Target.IN_PLACE:
+                self._check_target(target, owner)
             load = Load(owner, namespace, tuple(keys), target, lease, chosen)
             return self._submit(load)
 
@@ -121,7 +123,8 @@ class Get:
             count_found(book.counters, used.bits)
             if len(used.slots) < len(load.keys):
                 count_refused(book.counters, load.result(), range(len(load.keys)))
-            self._write_second_hits(load.namespace, used.slots)
+            if load.namespace.policy.write is WritePolicy.SECOND_HIT:
+                self._write_second_hits(used.slots)
         if not load.moving:
             return load.result(), None
         owners = state.owners
@@ -188,9 +191,7 @@ class Get:
             job = self._state.owners.job(owner, job_id)
         return self.wait(job, timeout_ms / 1000)
 
-    def _write_second_hits(self, namespace: Namespace, slots: Sequence[int]) -> None:
-        if namespace.policy.write is not WritePolicy.SECOND_HIT:
-            return
+    def _write_second_hits(self, slots: Sequence[int]) -> None:
         book = self._state.book
         # The commit was the first use.
         self._queues.queue_writes([s for s in slots if book.index.hits[s] == 2 and not book.has(s, Tier.SSD)])

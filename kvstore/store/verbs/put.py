@@ -184,7 +184,6 @@ class Put:
     ) -> CommitResult:
         """See ``Cache.commit``."""
         state = self._state
-        validate.check_count("reservation_ids", len(entries))
         namespace = owner.namespace(namespace_id)
         validate.check_commit(namespace, entries, token_ids)
         wanted = namespace.policy.durability if durability is None else durability

@@ -10,7 +10,7 @@ from kvstore.cache import FetchResult, MatchResult
 from kvstore.core.types import BlockKey, JobId, LeaseId, NamespaceId, Outcome, Reason, Target
 from kvstore.v1 import cache_pb2
 from kvstore.wire import messages
-from kvstore.wire.verbs.base import Asked, Ids, Verb
+from kvstore.wire.verbs.base import WAIT_MS_MAX, Asked, Ids, Verb
 from kvstore.wire.verbs.checks import arena_tier, lease_of, wait_of
 
 # ---------------------------------------------------------------- Match
@@ -119,7 +119,7 @@ def _fetch(
         messages.enum_of("target", request.target, Target),
         lease_id=LeaseId(lease) if lease else lease_of(lease),
         layers=messages.layers_of(begin, end) if begin or end else None,
-        wait_ms=wait_of("wait_ms", wait_ms) if wait_ms else 0,
+        wait_ms=wait_ms if wait_ms <= WAIT_MS_MAX else wait_of("wait_ms", wait_ms),
     )
     return fetch_message(begun) if isinstance(begun, FetchResult) else partial(_told, begun)
 
