@@ -106,6 +106,11 @@ def _module() -> ModuleType:
     return found
 
 
+def extension() -> ModuleType:
+    """The extension module, for others of this package. RuntimeError where there is none."""
+    return _module()
+
+
 def _shape(geometry: SliceGeometry, codec: str) -> tuple[int, int, int, int]:
     name = geometry.dtype if codec == "raw" else codec
     return geometry.kv_heads, geometry.head_dim, geometry.block_tokens, _FORMATS[name]

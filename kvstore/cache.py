@@ -21,11 +21,13 @@ from kvstore.core.types import (
     NamespaceId,
     Outcome,
     Place,
+    PlanId,
     Reason,
     ReservationId,
     Target,
     Tier,
 )
+from kvstore.tiers.versions import Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,37 @@ class FetchResult:
     places: tuple[Place | None, ...]
     job_id: JobId = field(default=JobId(0))
     busy: Busy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKeys:
+    """What became of keys that a plan was given: HIT, it reads them; MISS with a reason.
+
+    ``residency`` is a set of tiers (bits of ``Tier.bit``) for each: a MISS with any is in memory only, or in storage
+    that is degraded, and its reason is NONE in the first case.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    reasons: tuple[Reason, ...]
+    residency: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOpened:
+    """A new plan; 0 if there is none. ``ring`` is where its pieces land in the session's buffer: 4,096 bytes that
+    both sides count in, then ``pieces`` slots of ``stride`` bytes (docs/protocol.md)."""
+
+    plan_id: PlanId
+    ring: Place | None
+    keys: PlanKeys
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPass:
+    """A pass that was queued: its number, by which pieces name it, and how many of them it has."""
+
+    number: int
+    pieces: int
 
 
 class Cache(Protocol):
@@ -200,11 +233,59 @@ class Cache(Protocol):
     def release(self, lease_id: LeaseId, namespace_id: NamespaceId | None = None, keys: Sequence[BlockKey] = ()) -> int:
         """End a lease, or with keys only what it holds of these. Returns how many things were released."""
 
+    def open_plan(  # noqa: PLR0913  a keyword a field of the request
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        layers: tuple[int, int] | None = None,
+        piece_bytes: int = 4 << 20,
+        pieces: int = 4,
+        idle_ms: int = 60_000,
+    ) -> PlanOpened:
+        """Resolve keys once, to read slices of their blocks from storage many times; see ``kvstore.client.plan``.
+
+        The plan pins what it reads, and ends with ``close_plan``, with the session, or when its reader gave no sign for
+        ``idle_ms``. Raises ResourceExhausted where the ring does not fit the session's buffer, or at a bound of plans.
+        """
+
+    def extend_plan(self, plan_id: PlanId, keys: Sequence[BlockKey]) -> PlanKeys:
+        """Add keys behind those that a plan has; passes queued from now on read them, too. Raises UnknownPlan."""
+
+    def advance_plan(
+        self,
+        plan_id: PlanId,
+        *,
+        layers: tuple[int, int] | None = None,
+        blocks: Sequence[int] | None = None,
+        drop: bool = False,
+    ) -> PlanPass:
+        """Queue a pass over layers of the plan (None: all) of all blocks, or of these by their numbers, in this order.
+
+        ``drop`` forgets what is queued and the rest of the pass under way first. Raises UnknownPlan.
+        """
+
+    def close_plan(self, plan_id: PlanId) -> bool:
+        """End a plan; False if it had ended."""
+
+    def plan_bell(self) -> int:
+        """An eventfd to write to when pieces were given back and the ring asks for it: the descriptor is the caller's,
+        to be closed. Raises Unavailable where plans can not be read."""
+
     def memory(self, area: Area) -> memoryview:
         """This session's view of an area: BUFFER writable, DEVICE and HOST read-only. Places are offsets in it.
 
         On CUDA the DEVICE area has no host view: use ``device_tensor``. Raises Unavailable if not mapped.
         """
+
+    def versions(self, area: Area) -> Versions:
+        """The version of each page of 4,096 bytes of an area, as the store has it now; see ``Place.version``.
+
+        Raises Unavailable if the area is not mapped, or has none.
+        """
+
+    def alive(self, generation: int) -> bool:
+        """Whether the session of a generation still lives, as far as can be told without a call."""
 
     def device_tensor(self) -> Any:
         """DEVICE as a flat uint8 torch tensor on its GPU; None where it is shared memory, which ``memory`` has.

@@ -21,6 +21,10 @@
 
 namespace py = pybind11;
 
+namespace kv {
+void bind_plans(py::module_& module);  // module_plans.cpp
+}
+
 namespace {
 
 std::vector<std::string> levels() {
@@ -283,4 +287,5 @@ PYBIND11_MODULE(_native, module) {
     module.def("copy_pieces", &copy_pieces);
     module.def("copy_slices", &copy_slices);
     module.def("copy_slices_crc32c", &copy_slices_crc32c);
+    kv::bind_plans(module);
 }

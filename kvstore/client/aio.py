@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from kvstore.client import steps
 from kvstore.client.aio_calls import AsyncCalls
@@ -29,6 +29,10 @@ from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.core.types import Area, BlockKey, NamespaceId
 from kvstore.v1 import session_pb2
 from kvstore.wire.paths import grpc_socket, unix_address
+
+if TYPE_CHECKING:
+    # It loads numpy, which admin tools start without.
+    from kvstore.tiers.versions import Versions
 
 T = TypeVar("T")
 
@@ -111,6 +115,31 @@ class AsyncClient(AsyncCalls):
             raise Unavailable("the connection was lost, and its places with it", field="generation", value=generation)
         view: Callable[[Area], memoryview] = link.welcome.arenas.view
         return view
+
+    def versions(self, area: Area) -> Versions:
+        """See ``Cache``."""
+        link = self.flows.link
+        found = None if link is None else link.welcome.arenas.versions.get(area)
+        if found is None:
+            raise Unavailable(f"{area.name} is not mapped by this session, or has no versions", field="area")
+        versions: Versions = found
+        return versions
+
+    def alive(self, generation: int) -> bool:
+        """See ``Cache``."""
+        link = self.flows.link
+        if link is None or link.generation != generation:
+            return False
+        link.pump()
+        return not link.closed
+
+    def plan_bell(self) -> int:
+        """See ``Cache``."""
+        link = self.flows.link
+        if link is None or link.welcome.bell is None:
+            raise Unavailable("this session has no bell: it has no buffer, or the daemon reads no plans", field="plan")
+        bell: int = link.welcome.bell.another()
+        return bell
 
     def device_tensor(self) -> Any:
         """See ``Client.device_tensor``. Raises Unavailable without a connection."""

@@ -9,7 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from kvstore.cache import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
+from kvstore.cache import (
+    CommitEntry,
+    CommitResult,
+    FetchResult,
+    MatchResult,
+    OpenedNamespace,
+    PlanKeys,
+    PlanOpened,
+    PlanPass,
+    ReserveResult,
+)
 from kvstore.client.flows import Flows
 from kvstore.client.operations import Operation, Operations
 from kvstore.client.payloads import GotBlocks, PutBlocks
@@ -17,7 +27,18 @@ from kvstore.client.state import Completion
 from kvstore.client.steps import Flow
 from kvstore.client.typed import typed
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
-from kvstore.core.types import BlockKey, Durability, JobId, LeaseId, NamespaceId, Outcome, ReservationId, Target, Tier
+from kvstore.core.types import (
+    BlockKey,
+    Durability,
+    JobId,
+    LeaseId,
+    NamespaceId,
+    Outcome,
+    PlanId,
+    ReservationId,
+    Target,
+    Tier,
+)  # fmt: skip
 from kvstore.wire.verbs import Verb
 from kvstore.wire.verbs.writes import RESERVE
 
@@ -161,6 +182,42 @@ class AsyncCalls(ABC):
         return await self.run(self.operations.release(lease_id, namespace_id, keys))
 
     # ------------------------------------------------------------ whole payloads
+
+    @typed
+    async def open_plan(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        layers: tuple[int, int] | None = None,
+        piece_bytes: int = 4 << 20,
+        pieces: int = 4,
+        idle_ms: int = 60_000,
+    ) -> PlanOpened:
+        """See ``Cache``; ``kvstore.client.plan`` reads one."""
+        return await self.run(self.operations.open_plan(namespace_id, keys, layers, (piece_bytes, pieces), idle_ms))
+
+    @typed
+    async def extend_plan(self, plan_id: PlanId, keys: Sequence[BlockKey]) -> PlanKeys:
+        """See ``Cache``."""
+        return await self.run(self.operations.extend_plan(plan_id, keys))
+
+    @typed
+    async def advance_plan(
+        self,
+        plan_id: PlanId,
+        *,
+        layers: tuple[int, int] | None = None,
+        blocks: Sequence[int] | None = None,
+        drop: bool = False,
+    ) -> PlanPass:
+        """See ``Cache``."""
+        return await self.run(self.operations.advance_plan(plan_id, layers, blocks, drop))
+
+    @typed
+    async def close_plan(self, plan_id: PlanId) -> bool:
+        """See ``Cache``."""
+        return await self.run(self.operations.close_plan(plan_id))
 
     @typed
     async def put(self, namespace_id: NamespaceId, blocks: PutBlocks) -> CommitResult:

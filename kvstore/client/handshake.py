@@ -25,6 +25,20 @@ class Hello:
     device: bool = False
 
 
+class Bell:
+    """The eventfd that wakes the daemon's reader of plans, closed when nobody has this any more."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def another(self) -> int:
+        """A descriptor of the caller's own."""
+        return os.dup(self._fd)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
 @dataclass(frozen=True, slots=True)
 class Welcome:
     """What a session got."""
@@ -33,6 +47,7 @@ class Welcome:
     token: bytes
     arenas: Arenas
     version: str
+    bell: Bell | None = None
 
 
 def open_session(path: str, hello: Hello, timeout_s: float) -> tuple[socket.socket, Welcome]:
@@ -48,6 +63,7 @@ def open_session(path: str, hello: Hello, timeout_s: float) -> tuple[socket.sock
             name=hello.name,
             buffer_bytes=hello.buffer_bytes,
             device=hello.device,
+            plans=hello.buffer_bytes > 0,
         )
         connection.sendall(pack_frame(1, FrameKind.HELLO, message.SerializeToString()))
         return connection, _receive(connection, hello)
@@ -85,9 +101,10 @@ def _receive(connection: socket.socket, hello: Hello) -> Welcome:
         if frame.kind != FrameKind.WELCOME:
             raise InternalError(f"the daemon's first frame is of kind {frame.kind}; expected a Welcome")
         welcome = session_pb2.Welcome.FromString(frame.payload)
+        bell = Bell(fds.pop()) if welcome.plan_bell and fds else None
         taken, fds = fds, []
         arenas = map_arenas(welcome.arenas, taken, wanted=bool(hello.buffer_bytes) or hello.device)
-        return Welcome(welcome.boot_id, welcome.token, arenas, welcome.version)
+        return Welcome(welcome.boot_id, welcome.token, arenas, welcome.version, bell)
     finally:
         for fd in fds:
             os.close(fd)

@@ -12,7 +12,17 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from kvstore.cache import CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
+from kvstore.cache import (
+    CommitEntry,
+    CommitResult,
+    FetchResult,
+    MatchResult,
+    OpenedNamespace,
+    PlanKeys,
+    PlanOpened,
+    PlanPass,
+    ReserveResult,
+)
 from kvstore.client.payloads import slot_bytes
 from kvstore.client.state import ClientState
 from kvstore.core.errors import InvalidArgument
@@ -24,11 +34,12 @@ from kvstore.core.types import (
     LeaseId,
     NamespaceId,
     Outcome,
+    PlanId,
     ReservationId,
     Target,
     Tier,
 )  # fmt: skip
-from kvstore.wire.verbs import Verb, leases, reads, writes
+from kvstore.wire.verbs import Verb, leases, plans, reads, writes
 from kvstore.wire.verbs.base import WAIT_MS_MAX, KnownNamespace
 from kvstore.wire.verbs.reads import missed
 from kvstore.wire.verbs.writes import commit_result
@@ -176,6 +187,31 @@ class Operations:
     def release(self, lease_id: LeaseId, namespace_id: NamespaceId | None, keys: Sequence[BlockKey]) -> Operation[int]:
         """Leases/ReleaseLease."""
         return Operation(leases.RELEASE, self._state, lease_id, namespace_id, keys)
+
+    def open_plan(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        layers: tuple[int, int] | None,
+        sizes: tuple[int, int],
+        idle_ms: int,
+    ) -> Operation[PlanOpened]:
+        """Plans/OpenPlan; ``sizes`` is bytes of a piece, and pieces."""
+        return Operation(plans.OPEN_PLAN, self._state, namespace_id, keys, layers, *sizes, idle_ms)
+
+    def extend_plan(self, plan_id: PlanId, keys: Sequence[BlockKey]) -> Operation[PlanKeys]:
+        """Plans/ExtendPlan."""
+        return Operation(plans.EXTEND_PLAN, self._state, plan_id, keys)
+
+    def advance_plan(
+        self, plan_id: PlanId, layers: tuple[int, int] | None, blocks: Sequence[int] | None, drop: bool
+    ) -> Operation[PlanPass]:
+        """Plans/AdvancePlan."""
+        return Operation(plans.ADVANCE_PLAN, self._state, plan_id, layers, blocks, drop)
+
+    def close_plan(self, plan_id: PlanId) -> Operation[bool]:
+        """Plans/ClosePlan."""
+        return Operation(plans.CLOSE_PLAN, self._state, plan_id)
 
 
 def check_wait(field: str, milliseconds: int) -> None:

@@ -18,8 +18,8 @@ from typing import Final
 
 from kvstore.cache import FetchResult
 from kvstore.core.clock import Clock, MonotonicClock
-from kvstore.core.errors import KVStoreError, UnknownJob, UnknownLease, UnknownReservation
-from kvstore.core.types import JobId, LeaseId, NamespaceId, Outcome, Reason, ReservationId
+from kvstore.core.errors import KVStoreError, UnknownJob, UnknownLease, UnknownPlan, UnknownReservation
+from kvstore.core.types import JobId, LeaseId, NamespaceId, Outcome, PlanId, Reason, ReservationId
 from kvstore.wire.verbs.base import KnownNamespace
 
 GENERATION_SHIFT: Final = 48
@@ -138,6 +138,14 @@ class ClientState:
         if job_id >> GENERATION_SHIFT != self._generation or not job_id & _ID_MASK:
             raise UnknownJob(f"job {job_id} ended with the connection that began it", field="job_id", value=job_id)
         return job_id & _ID_MASK
+
+    def plan(self, plan_id: PlanId) -> int:
+        """The daemon's form of a plan id. Raises UnknownPlan for another generation's."""
+        if plan_id >> GENERATION_SHIFT != self._generation or not plan_id & _ID_MASK:
+            raise UnknownPlan(
+                f"plan {plan_id} ended with the connection that opened it", field="plan_id", value=plan_id
+            )
+        return plan_id & _ID_MASK
 
     def outward(self, wire_id: int, generation: int) -> int:
         """See ``outward``."""

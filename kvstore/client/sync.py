@@ -12,8 +12,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from kvstore.client import steps
 from kvstore.client.connect import connect
@@ -29,6 +30,11 @@ from kvstore.client.sync_calls import SyncCalls
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.core.types import Area, BlockKey, NamespaceId
+
+if TYPE_CHECKING:
+    # It loads numpy, which admin tools start without.
+    from kvstore.client.plan import Plan
+    from kvstore.tiers.versions import Versions
 
 T = TypeVar("T")
 
@@ -167,6 +173,31 @@ class Client(SyncCalls):
         view: Callable[[Area], memoryview] = link.welcome.arenas.view
         return view
 
+    def versions(self, area: Area) -> Versions:
+        """See ``Cache``."""
+        link = self.flows.link
+        found = None if link is None else link.welcome.arenas.versions.get(area)
+        if found is None:
+            raise Unavailable(f"{area.name} is not mapped by this session, or has no versions", field="area")
+        versions: Versions = found
+        return versions
+
+    def alive(self, generation: int) -> bool:
+        """See ``Cache``."""
+        link = self.flows.link
+        if link is None or link.generation != generation:
+            return False
+        link.pump()
+        return not link.closed
+
+    def plan_bell(self) -> int:
+        """See ``Cache``."""
+        link = self.flows.link
+        if link is None or link.welcome.bell is None:
+            raise Unavailable("this session has no bell: it has no buffer, or the daemon reads no plans", field="plan")
+        bell: int = link.welcome.bell.another()
+        return bell
+
     def device_tensor(self) -> Any:
         """DEVICE as a flat uint8 torch tensor on its GPU; None where it is shared memory, which ``memory`` has.
 
@@ -191,6 +222,11 @@ class Client(SyncCalls):
         finally:
             self._keeper.remove(views)
             self.flows.gets.close_views(views)
+
+    def plan(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], **more: Any) -> Plan:
+        """A reading plan over any number of keys; arguments and errors as ``kvstore.client.plan.Plan.open``."""
+        opened: Plan = import_module("kvstore.client.plan").Plan.open(self, namespace_id, keys, **more)
+        return opened
 
     def close(self) -> None:
         """See ``Cache``."""

@@ -9,6 +9,7 @@
     │   ├── UnknownLease                            also: expired
     │   ├── UnknownReservation                      also: committed or aborted before
     │   ├── UnknownJob
+    │   ├── UnknownPlan                             also: ended
     │   └── UnknownBlock
     ├── NamespaceMismatch      FAILED_PRECONDITION  a name or an id is bound to another spec
     ├── Unauthenticated        UNAUTHENTICATED      the session token is unknown or the session has ended
@@ -87,6 +88,12 @@ class UnknownJob(NotFound):
     """The job never was, its answer was read, or it is another session's."""
 
     reason = "UNKNOWN_JOB"
+
+
+class UnknownPlan(NotFound):
+    """The plan never was, has ended, or is another session's."""
+
+    reason = "UNKNOWN_PLAN"
 
 
 class UnknownBlock(NotFound):

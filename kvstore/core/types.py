@@ -20,6 +20,7 @@ BlockName = tuple[NamespaceId, BlockKey]
 LeaseId = NewType("LeaseId", int)
 ReservationId = NewType("ReservationId", int)
 JobId = NewType("JobId", int)
+PlanId = NewType("PlanId", int)
 SessionId = NewType("SessionId", int)
 
 KEY_BYTES: Final = 32

@@ -148,7 +148,7 @@ class SessionServer:
             session = await self._dispatcher.work(partial(self._open, hello, peer))
             admin = peer.uid in self._options.admin_uids
             token = sessions.add_local(session, admin=admin)
-            self._welcome(connection, call_id, token, self._shared(hello, session))
+            self._welcome(connection, call_id, token, self._shared(hello, session), _bell_of(hello, session))
             ctx = CallContext(self._dispatcher.services, session, admin, f"pid {peer.pid} uid {peer.uid}")
             joined = self._connections[session.session_id] = Connection(
                 self._dispatcher, ctx, connection, self._left, self._shares
@@ -190,7 +190,10 @@ class SessionServer:
             shared.append(ArenaExport(Area.BUFFER, behind, session.buffer_fd, writable=True, versions_offset=behind))
         return shared
 
-    def _welcome(self, connection: socket.socket, call_id: int, token: bytes, shared: list[ArenaExport]) -> None:
+    def _welcome(
+        self, connection: socket.socket, call_id: int, token: bytes, shared: list[ArenaExport], bell: list[int]
+    ) -> None:
+        """``bell`` is the descriptor of one, if one is sent; it is closed here."""
         services = self._dispatcher.services
         welcome = session_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
@@ -198,9 +201,14 @@ class SessionServer:
             token=token,
             arenas=[export.message() for export in shared],
             version=services.version,
+            plan_bell=bool(bell),
         )
         frame = pack_frame(call_id, FrameKind.WELCOME, welcome.SerializeToString())
-        _send_small(connection, frame, [export.fd for export in shared if export.fd >= 0])
+        try:
+            _send_small(connection, frame, [*(export.fd for export in shared if export.fd >= 0), *bell])
+        finally:
+            for fd in bell:
+                os.close(fd)
 
     def _left(self, session_id: SessionId) -> None:
         """A session has ended. What it held goes in a thread: it may be millions of blocks, and the loop has others."""
@@ -212,6 +220,16 @@ def _end(sessions: Sessions, session: Session) -> None:
     """End a session that nobody was told of. Its buffer is unmapped, which is not for the loop."""
     sessions.close(session.session_id)
     session.close()
+
+
+def _bell_of(hello: session_pb2.Hello, session: Session) -> list[int]:
+    """The bell of the session's plans, if it asked for one and there can be any."""
+    if not (hello.plans and session.buffer_fd >= 0):
+        return []
+    try:
+        return [session.plan_bell()]
+    except Unavailable:
+        return []
 
 
 async def _read_hello(connection: socket.socket) -> tuple[int, session_pb2.Hello, bytes]:

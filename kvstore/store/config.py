@@ -38,12 +38,20 @@ class StoreConfig:
     leases_max: int = 16_384
     reservations_max: int = 262_144
     jobs_max: int = 4_096
+    plans_max: int = 1_024
+    plans_a_session_max: int = 64
+    plan_units_max: int = 1 << 25
+    """Slices that all reading plans name together, 16 bytes each."""
+    plan_threads: int = 4
+    """Threads that read for plans."""
+    plan_io_bytes: int = 4 << 20
+    """Largest read of a plan."""
     namespaces_max: int = 262_144
     """Namespaces in use at one time (a block, or an open session that opened it); others are forgotten to make room.
     A name counts as one, too, and so does each KiB of a spec's text."""
     peer_share: float = 0.75
-    """Part of sessions_max, leases_max, reservations_max, jobs_max, namespaces_max (those that sessions opened) and of
-    the buffers' bytes that one peer may take: a uid of this machine, or a remote address."""
+    """Part of sessions_max, leases_max, reservations_max, jobs_max, plans_max, plan_units_max, namespaces_max (those
+    that sessions opened) and the buffers' bytes that one peer may take: a uid of this machine, or a remote address."""
     load_queue_max: int = 1_024
     """Jobs of fetch and prefetch waiting for a loader."""
     write_queue_max: int = 65_536
@@ -84,6 +92,7 @@ class StoreConfig:
             raise InvalidArgument("store.writer_threads", self.writer_threads, "0 if and only if loader_threads is 0")
         for name in (
             "sessions_max", "leases_max", "reservations_max", "jobs_max", "namespaces_max", "load_queue_max",
+            "plans_max", "plans_a_session_max", "plan_units_max", "plan_threads", "plan_io_bytes",
             "write_queue_max", "lease_ttl_ms_max", "job_keep_ms", "tombstones_max", "events_max", "tick_ms",
         ):  # fmt: skip
             if getattr(self, name) < 1:

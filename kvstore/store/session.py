@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvstore.cache import Cache, CommitEntry, CommitResult, FetchResult, MatchResult, OpenedNamespace, ReserveResult
+from kvstore.cache import (
+    Cache,
+    CommitEntry,
+    CommitResult,
+    FetchResult,
+    MatchResult,
+    OpenedNamespace,
+    PlanKeys,
+    PlanOpened,
+    PlanPass,
+    ReserveResult,
+)
 from kvstore.core.errors import Unavailable
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.stop import Stop, never
@@ -26,6 +37,7 @@ from kvstore.core.types import (
     NamespaceId,
     Outcome,
     Place,
+    PlanId,
     ReservationId,
     SessionId,
     Target,
@@ -39,8 +51,10 @@ from kvstore.store.tables.tenancy import Tenancy
 from kvstore.store.verbs.get import Get
 from kvstore.store.verbs.maintenance import Maintenance
 from kvstore.store.verbs.opening import Opening
+from kvstore.store.verbs.plans import Plans
 from kvstore.store.verbs.put import Put
 from kvstore.store.verbs.removal import Removal
+from kvstore.tiers.versions import Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,7 @@ class Verbs:
     get: Get
     removal: Removal
     maintenance: Maintenance
+    plans: Plans
 
 
 class Session:
@@ -237,9 +252,53 @@ class Session:
         """Whether bytes that were copied from a place since it was told are the block's. Raises Unauthenticated."""
         return self._verbs.tenancy.held(self._owner, place)
 
+    def open_plan(  # noqa: PLR0913  a keyword a field of the request
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        layers: tuple[int, int] | None = None,
+        piece_bytes: int = 4 << 20,
+        pieces: int = 4,
+        idle_ms: int = 60_000,
+    ) -> PlanOpened:
+        """See ``Cache.open_plan``. *Blocks*."""
+        return self._verbs.plans.open(self._owner, namespace_id, keys, layers, piece_bytes, pieces, idle_ms)
+
+    def extend_plan(self, plan_id: PlanId, keys: Sequence[BlockKey]) -> PlanKeys:
+        """See ``Cache.extend_plan``. *Blocks*."""
+        return self._verbs.plans.extend(self._owner, plan_id, keys)
+
+    def advance_plan(
+        self,
+        plan_id: PlanId,
+        *,
+        layers: tuple[int, int] | None = None,
+        blocks: Sequence[int] | None = None,
+        drop: bool = False,
+    ) -> PlanPass:
+        """See ``Cache.advance_plan``."""
+        return self._verbs.plans.advance(self._owner, plan_id, layers, blocks, drop=drop)
+
+    def close_plan(self, plan_id: PlanId) -> bool:
+        """See ``Cache.close_plan``."""
+        return self._verbs.plans.close(self._owner, plan_id)
+
+    def plan_bell(self) -> int:
+        """See ``Cache.plan_bell``."""
+        return self._verbs.plans.bell(self._owner)
+
     def memory(self, area: Area) -> memoryview:
         """See ``Cache.memory``."""
         return self._verbs.tenancy.memory(self._owner, area)
+
+    def versions(self, area: Area) -> Versions:
+        """See ``Cache.versions``."""
+        return self._verbs.tenancy.versions(self._owner, area)
+
+    def alive(self, generation: int) -> bool:
+        """See ``Cache.alive``."""
+        return generation == self.generation and not self._owner.ended
 
     def device_tensor(self) -> Any:
         """See ``Cache.device_tensor``. In process DEVICE is shared memory, so there is none."""
@@ -247,7 +306,11 @@ class Session:
 
     def close(self) -> None:
         """See ``Cache.close``."""
+        plans = self._verbs.plans
+        # What is being opened meanwhile is found by the second look.
+        plans.end_session(self._owner)
         self._verbs.tenancy.close_session(self._owner)
+        plans.end_session(self._owner)
 
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from kvstore.store.moves.move import Movement
 from kvstore.store.moves.persist import Persister
 from kvstore.store.moves.promote import Promoter
 from kvstore.store.moves.queues import Queues
+from kvstore.store.moves.reading import Reading
 from kvstore.store.moves.space import Space
 from kvstore.store.moves.threads import Movers
 from kvstore.store.recovery import recover
@@ -50,6 +51,7 @@ from kvstore.store.verbs.admin import Admin
 from kvstore.store.verbs.get import Get, JobDone
 from kvstore.store.verbs.maintenance import Maintenance
 from kvstore.store.verbs.opening import Opening
+from kvstore.store.verbs.plans import Plans
 from kvstore.store.verbs.put import Put
 from kvstore.store.verbs.removal import Removal
 from kvstore.tiers.base import Arena, DeviceArena, DiskTier, DiskUsage
@@ -105,7 +107,9 @@ class Store:
             self._get,
             self._removal,
             self._maintenance,
+            Plans(self._state, self._tenancy, Reading(self._state, promoter)),
         )
+        self._movers.chores.append(self._verbs.plans.tick)
 
     def on_job_done(self, callback: JobDone) -> None:
         """Set what is told of finished jobs that nobody waits for."""
@@ -128,11 +132,16 @@ class Store:
             return
         self._closed = True
         self._maintenance.stop()
+        self._verbs.plans.stop()
         self._movers.stop()
         if self._state.config.close_flush_ms:
             self._maintenance.flush(self._state.config.close_flush_ms)
         self._movers.recency.tell()
+        with self._state.locked():
+            owners = tuple(self._state.owners.sessions.values())
         self._tenancy.close_all()
+        for owner in owners:
+            self._verbs.plans.end_session(owner)
         for tier in (*self._state.storages.values(), self.device, self.host):
             if tier is not None:
                 tier.close()

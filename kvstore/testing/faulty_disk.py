@@ -75,6 +75,7 @@ class FaultyDisk:
     def __init__(self, directory: str = "memory", *, capacity_bytes: int = 1 << 40) -> None:
         self.directory = directory
         self.granule = SECTOR_BYTES
+        self.native = False
         self.capacity_bytes = capacity_bytes
         self.operations = 0
         self.mutations = 0

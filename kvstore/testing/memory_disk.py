@@ -18,6 +18,7 @@ from kvstore.tiers.base import (
     DiskState,
     DiskTier,
     DiskUsage,
+    Located,
     ReadStatus,
     RecoveredBlock,
     RecoveryReport,
@@ -176,6 +177,10 @@ class MemoryStorage:
         block = self._blocks.pop(handle)
         self._quarantined.append(QuarantineEntry(f"block-{handle}", len(block.data), block.key, cause))
         return ReadStatus.CORRUPT
+
+    def locate(self, blocks: Sequence[tuple[DiskHandle, BlockName]], units: tuple[int, int]) -> Located | None:
+        """There are no files: plans read with ``read``."""
+        return None
 
     def drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName] | None = None) -> None:
         """Durable at once. Handles are not used again here."""

@@ -8,10 +8,13 @@ back into the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Area, BlockKey, BlockName, Codec, NamespaceId, Tier
@@ -125,6 +128,47 @@ class ReadStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class HeldFile:
+    """A file that native code reads slices from: ``fd`` is the system's, and stays open until it is released.
+
+    ``version`` (uint64 [1]) is raised before other bytes can come where slices lay; ``seen`` is what it was when they
+    were located. So bytes that were read while it was ``seen``, before and after, are those that were meant.
+    """
+
+    fd: int
+    version: NDArray[np.uint64]
+    seen: int
+    release: Callable[[], None]
+    """Called once, when nothing is read from it any more."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether what was located in it is elsewhere now."""
+        return int(self.version[0]) != self.seen
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where units of blocks lie, as columns by block; those of a block whose status is not OK mean nothing.
+
+    The caller releases each of ``files`` once it reads no more from it; until then it stays open.
+    """
+
+    status: list[ReadStatus]
+    files: list[HeldFile]
+    file: NDArray[np.int32]
+    """Index in ``files``; -1 where the status is not OK."""
+    offsets: NDArray[np.uint64]
+    """In the file, [blocks, units]; not aligned to anything."""
+    lengths: NDArray[np.uint32]
+    """Bytes in the file, [blocks, units]; fewer than the unit's own where it is coded (``lossless.py``)."""
+    crcs: NDArray[np.uint32]
+    """CRC-32C of the unit, decoded, [blocks, units]."""
+    planes: NDArray[np.uint8]
+    """Byte planes of coded units; 0 where they lie as they are."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveredBlock:
     """One block found on disk at start; ``age_order`` grows with recency of writing."""
 
@@ -218,6 +262,13 @@ class DiskTier(Protocol):
 
     def read(self, reads: Sequence[BlockRead]) -> list[ReadStatus]:
         """Read blocks or slices, checking every slice asked for; adjacent ones become one I/O. Never raises for I/O."""
+
+    def locate(self, blocks: Sequence[tuple[DiskHandle, BlockName]], units: tuple[int, int]) -> Located | None:
+        """Say where these units of blocks of one codec lie, for native code that reads them many times.
+
+        None from a tier that has no files to read from: its blocks are read with ``read``. Never raises for I/O. What
+        is located may move at any time, which ``HeldFile.version`` tells; then it is located again.
+        """
 
     def drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName] | None = None) -> None:
         """Forget blocks; idempotent. Durable with the next sync. Their space comes back to later writes.

@@ -49,6 +49,7 @@ ERRORS: Final[tuple[type[KVStoreError], ...]] = (
     errors.UnknownLease,
     errors.UnknownReservation,
     errors.UnknownJob,
+    errors.UnknownPlan,
     errors.UnknownBlock,
     errors.NamespaceMismatch,
     errors.Unauthenticated,

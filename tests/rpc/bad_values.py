@@ -54,6 +54,8 @@ PIN_NAME = [Bad("", field="name"), *NAME]
 ARENA_TIER = [Bad(0, field="tier"), Bad(3, field="tier"), Bad(99, field="tier")]
 LONG = "x" * 16385
 
+PLAN = [Bad(0, field="plan_id"), Bad(999_999, "UNKNOWN_PLAN", "plan_id")]
+
 RULES: dict[str, list[Bad]] = {
     "OpenNamespaceRequest.spec": [Bad(None, field="spec")],
     "OpenNamespaceRequest.name": [*NAME, Bad("bound", "NAMESPACE_MISMATCH", "model")],
@@ -125,6 +127,20 @@ RULES: dict[str, list[Bad]] = {
     "FetchRequest.layer_end": [Bad(4, field="layer_end"), Bad(HUGE32, field="layer_end")],
     "FetchRequest.lease_id": LEASE,
     "FetchRequest.wait_ms": [Bad(HUGE32, field="wait_ms")],
+    "OpenPlanRequest.namespace_id": NAMESPACE,
+    "OpenPlanRequest.keys": keys_like(),
+    "OpenPlanRequest.layer_begin": [Bad(99, also=(("layer_end", 100),))],
+    "OpenPlanRequest.layer_end": [Bad(99), Bad(HUGE32)],
+    "OpenPlanRequest.piece_bytes": [Bad(0), Bad(4095), Bad(2**63)],
+    "OpenPlanRequest.pieces": [Bad(0), Bad(63), Bad(HUGE32)],
+    "OpenPlanRequest.idle_ms": [Bad(1), Bad(HUGE32)],
+    "ExtendPlanRequest.plan_id": PLAN,
+    "ExtendPlanRequest.keys": keys_like(),
+    "AdvancePlanRequest.plan_id": PLAN,
+    "AdvancePlanRequest.layer_begin": [Bad(99, field="layer", also=(("layer_end", 100),))],
+    "AdvancePlanRequest.layer_end": [Bad(99, field="layer"), Bad(HUGE32, field="layer")],
+    "AdvancePlanRequest.blocks": [Bad([99], also=(("some", True),))],
+    "ClosePlanRequest.plan_id": PLAN[:1],
     "WaitJobRequest.job_id": [Bad(0, "UNKNOWN_JOB", "job_id"), Bad(999_999, "UNKNOWN_JOB", "job_id")],
     "WaitJobRequest.timeout_ms": [Bad(HUGE32, field="timeout_ms")],
     "PrefetchRequest.namespace_id": NAMESPACE,
@@ -181,6 +197,8 @@ RULES: dict[str, list[Bad]] = {
 }
 
 FREE = {
+    "AdvancePlanRequest.some": "a bool",
+    "AdvancePlanRequest.drop": "a bool",
     "ReserveRequest.whole": "a bool",
     "NamespacePolicy.raw_first_tokens": "any count of tokens",
     "OpenNamespaceRequest.policy": "a message; its fields have rules",

@@ -66,6 +66,7 @@ class World:
         job = client.prefetch(self.namespace, self.keys[:1], Tier.DEVICE)
         client.wait_job(job.job_id, 10_000)
         self.reservation = open_place.reservation_ids[0]
+        self.plan = client.open_plan(self.namespace, self.keys[:1], piece_bytes=8192, pieces=1).plan_id
 
     def request(self, method):
         """A request that is right but for what a case changes."""
@@ -80,6 +81,9 @@ class World:
             "ttl_ms": 5_000,
             "key_prefix": self.keys[0],
             "fragmentation": 0.9,
+            "plan_id": self.plan,
+            "piece_bytes": 8192,
+            "pieces": 1,
         }
         if method.request.__name__ == "CommitRequest":
             values.update(keys=self.keys[4], parents=self.keys[3], reservation_ids=[self.reservation])

@@ -41,6 +41,8 @@ class Movers:
         self.recency = Recency(movement.state)
         self._queues = queues
         self._threads: list[threading.Thread] = []
+        self.chores: list[Callable[[], None]] = []
+        """What others have done every ``tick_ms``."""
 
     # -- threads -------------------------------------------------------------------------------------------------
 
@@ -127,6 +129,8 @@ class Movers:
             self._expire_jobs()
         self._tenancy.expire_all()
         self.recency.tick()
+        for chore in self.chores:
+            chore()
 
     def _expire_jobs(self) -> None:
         owners = self._state.owners

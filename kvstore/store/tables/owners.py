@@ -8,6 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvstore.cache import FetchResult
 from kvstore.core.errors import (
@@ -16,6 +17,7 @@ from kvstore.core.errors import (
     Unauthenticated,
     UnknownJob,
     UnknownNamespace,
+    UnknownPlan,
     UnknownReservation,
 )
 from kvstore.core.types import (
@@ -26,6 +28,7 @@ from kvstore.core.types import (
     JobId,
     LeaseId,
     NamespaceId,
+    PlanId,
     ReservationId,
     SessionId,
     Tier,
@@ -34,6 +37,9 @@ from kvstore.store.columns.lifecycle import Copy
 from kvstore.store.config import StoreConfig
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.tiers.base import Arena
+
+if TYPE_CHECKING:
+    from kvstore.store.tables.plans import PlanRight
 
 DEADLINES_SLACK = 64
 """Deadlines of leases that have gone may be kept up to here, so that few leases do not pay for the cleaning."""
@@ -66,6 +72,11 @@ class Owner:
     reservations: set[ReservationId] = field(default_factory=set)
     leases: set[LeaseId] = field(default_factory=set)
     jobs: set[JobId] = field(default_factory=set)
+    plans: set[PlanId] = field(default_factory=set)
+    bell: int = -1
+    """The eventfd that it rings when its plans may go on; -1 before the first asks for it."""
+    rings: bool = False
+    """Whether it is listened to."""
     ended: bool = False
     weight: int = 0
     """What its namespaces and the names that it gave them count in the bound of its peer."""
@@ -181,6 +192,7 @@ class Owners:
         self.ending: deque[Lease] = deque()
         """Leases that have ended, of which something is still to be given back."""
         self.jobs: dict[JobId, Job] = {}
+        self.plans: dict[PlanId, PlanRight] = {}
         self.uncommitted: dict[BlockName, int] = {}
         """Blocks that someone reserved and has not committed yet, with how many did."""
         self.peers: Counter[tuple[str, str]] = Counter()
@@ -305,6 +317,31 @@ class Owners:
         if self.jobs.pop(job.job_id, None) is not None:
             job.owner.jobs.discard(job.job_id)
             self._count(job.owner, "jobs", -1)
+
+    def plan(self, owner: Owner, plan_id: PlanId) -> PlanRight:
+        """The session's own living plan; raises UnknownPlan."""
+        found = self.plans.get(plan_id)
+        if found is None or found.owner is not owner:
+            raise UnknownPlan(f"plan {plan_id} is unknown or has ended", field="plan_id", value=plan_id)
+        return found
+
+    def add_plan(self, plan: PlanRight) -> None:
+        """Enter a new plan."""
+        self.plans[plan.plan_id] = plan
+        plan.owner.plans.add(plan.plan_id)
+        self._count(plan.owner, "plans", 1)
+
+    def take_plan(self, plan: PlanRight) -> None:
+        """Take a plan off the tables."""
+        del self.plans[plan.plan_id]
+        plan.owner.plans.discard(plan.plan_id)
+        self._count(plan.owner, "plans", -1)
+        self._count(plan.owner, "plan_units", -plan.units)
+
+    def count_units(self, plan: PlanRight, units: int) -> None:
+        """A plan names so many units more."""
+        plan.units += units
+        self._count(plan.owner, "plan_units", units)
 
     def has_room(self, what: str, peer: str, config: StoreConfig) -> bool:
         """Whether one more is within the bounds of all and of this peer."""

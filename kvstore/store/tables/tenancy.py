@@ -17,6 +17,7 @@ from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Lease, Owner, Reservation, Who
 from kvstore.store.tables.state import State
 from kvstore.tiers.base import Arena
+from kvstore.tiers.versions import Versions
 
 SECTION_THINGS = 512
 """Leases, pins, holds, ranges and reservations given back in one locked section."""
@@ -135,6 +136,15 @@ class Tenancy:
             raise Unavailable(f"this session has no {area.name} memory", field="area", value=area.name)
         whole = arena.view(0, arena.capacity_bytes)
         return whole if arena.client_writable else whole.toreadonly()
+
+    def versions(self, owner: Owner, area: Area) -> Versions:
+        """See ``Cache.versions``."""
+        self.require(owner)
+        tier = {Area.HOST: Tier.HOST, Area.DEVICE: Tier.DEVICE}.get(area)
+        arena = self._state.arenas.get(tier) if tier else owner.buffer
+        if arena is None:
+            raise Unavailable(f"this session has no {area.name} memory", field="area", value=area.name)
+        return arena.versions
 
     def held(self, owner: Owner, place: Place) -> bool:
         """See ``Session.held``: the range was not handed out again if its page has the version it had."""

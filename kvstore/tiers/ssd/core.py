@@ -7,6 +7,7 @@ counters. It is never held over I/O, a copy or a wait. Order of locks: growth, t
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
@@ -42,6 +43,15 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
+class Held:
+    """A descriptor of its own on a segment's file, for those who read it natively, and what tells them of its end."""
+
+    fd: int
+    version: NDArray[np.uint64]
+    holders: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Segment:
     """One open segment file. ``used_bytes`` is where the next extent goes."""
 
@@ -56,6 +66,8 @@ class Segment:
     users: int = 0
     """I/Os under way; the descriptor stays open while there are any."""
     doomed: bool = False
+    held: Held | None = None
+    """While plans read from it."""
 
     @property
     def name(self) -> str:
@@ -318,6 +330,29 @@ class Core:
             self.table, self.ledger, self.saved_bytes = BlockTable(), Ledger(), 0
             self.spaces, self.space_index, self.open_segment = [], {}, None
             self.free_spaces = []
+
+    def hold(self, segment: Segment) -> Held:
+        """The segment's descriptor for native readers, which stays open until ``let_go``. The lock is held."""
+        if segment.held is None:
+            segment.held = Held(os.dup(segment.fd), np.zeros(1, np.uint64))
+        segment.held.holders += 1
+        return segment.held
+
+    def let_go(self, segment: Segment, held: Held) -> None:
+        """Undo one ``hold``."""
+        with self.lock:
+            held.holders -= 1
+            if held.holders:
+                return
+            if segment.held is held:
+                segment.held = None
+        os.close(held.fd)
+
+    def moved(self, segment: Segment) -> None:
+        """Nothing lives in a segment any more, and its file may be used again. The lock is held."""
+        if segment.held is not None:
+            segment.held.version += np.uint64(1)
+            segment.held = None
 
     def use(self, segment: Segment) -> None:
         """An I/O on a segment begins."""

@@ -38,6 +38,8 @@ class DiskPort(Protocol):
     directory: str
     granule: int
     """Direct I/O takes memory, offsets and lengths that are multiples of this, at most a page."""
+    native: bool
+    """Whether its descriptors are the system's, so that native code can read from them."""
 
     def lock(self, name: str) -> int:
         """Hold the file ``name`` alone until its descriptor closes; raises TierUnavailable with the holder's pid."""
@@ -90,6 +92,8 @@ class DiskPort(Protocol):
 
 class LinuxDisk:
     """The real port. Where the filesystem refuses O_DIRECT, files go through the page cache; ``direct`` says so."""
+
+    native = True
 
     def __init__(self, directory: str) -> None:
         self.directory = os.path.abspath(directory)

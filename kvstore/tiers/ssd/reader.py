@@ -55,10 +55,9 @@ class Reader:
         causes: dict[int, str] = {}
         if not core.health.reads_ok or core.closed:
             return [ReadStatus.UNAVAILABLE] * len(reads), causes
-        wanted = self._look_up(reads, status)
+        wanted = self.look_up(reads, status)
         try:
-            self._learn_checksums(reads, wanted, status, causes)
-            _check_keys(reads, wanted, status, causes)
+            self.learn(reads, wanted, status, causes)
             self._check_room(reads, wanted)
             self._read_slices(reads, wanted, status)
         finally:
@@ -70,7 +69,8 @@ class Reader:
                 causes.setdefault(index, "a slice fails its checksum")
         return status, causes
 
-    def _look_up(self, reads: Sequence[BlockRead], status: list[ReadStatus]) -> list[Wanted]:
+    def look_up(self, reads: Sequence[BlockRead], status: list[ReadStatus]) -> list[Wanted]:
+        """What is wanted, by extent; each segment is in use until the caller leaves it."""
         core = self._core
         found: dict[int, Wanted] = {}
         with core.lock:
@@ -90,6 +90,13 @@ class Reader:
                     )
                 want.blocks.append((table.block_position[read.handle], index))
         return list(found.values())
+
+    def learn(
+        self, reads: Sequence[BlockRead], wanted: Sequence[Wanted], status: list[ReadStatus], causes: dict[int, str]
+    ) -> None:
+        """Have the tables of every extent, from memory or its head, and compare the keys there with those asked for."""
+        self._learn_checksums(reads, wanted, status, causes)
+        _check_keys(reads, wanted, status, causes)
 
     def _learn_checksums(
         self, reads: Sequence[BlockRead], wanted: Sequence[Wanted], status: list[ReadStatus], causes: dict[int, str]

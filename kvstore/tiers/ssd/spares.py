@@ -80,6 +80,7 @@ class Spares:
         # While its drops waited a move may have been applied that filled the segment again.
         if segment.blocks or segment.users or core.segments.pop(segment.number, None) is None:
             return False
+        core.moved(segment)
         core.spares.append(segment)
         core.counters["segments_freed"] += 1
         return True

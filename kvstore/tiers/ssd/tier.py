@@ -17,6 +17,7 @@ from kvstore.tiers.base import (
     DiskHandle,
     DiskState,
     DiskUsage,
+    Located,
     ReadStatus,
     RecoveredBlock,
     RecoveryReport,
@@ -30,6 +31,7 @@ from kvstore.tiers.ssd.format import LOCK_NAME
 from kvstore.tiers.ssd.housekeeping import Housekeeper
 from kvstore.tiers.ssd.journal import pack_drops
 from kvstore.tiers.ssd.listing import missing_parents, recovered_blocks
+from kvstore.tiers.ssd.locate import Locator
 from kvstore.tiers.ssd.port import DiskPort, LinuxDisk
 from kvstore.tiers.ssd.quarantine import DIRECTORY, Quarantine, keep_block
 from kvstore.tiers.ssd.reader import Reader
@@ -63,6 +65,7 @@ class SsdTier(Maintained):
         self._quarantine = Quarantine(self._core)
         self._writer = Writer(self._core, self._committer)
         self._reader = Reader(self._core)
+        self._locator = Locator(self._core, self._reader)
         self._reclaimer = Reclaimer(self._core, self._committer, self._writer, self.read)
         self._report = RecoveryReport(mode=config.recovery)
         self._recovered = False
@@ -174,6 +177,15 @@ class SsdTier(Maintained):
             self._condemn(reads[index], cause)
         self._core.counters.update(Counter(f"read_{outcome.value}" for outcome in status))
         return status
+
+    def locate(self, blocks: Sequence[tuple[DiskHandle, BlockName]], units: tuple[int, int]) -> Located | None:
+        """See ``DiskTier.locate``."""
+        if not self._port.native:
+            return None
+        found, causes = self._locator.locate(blocks, units)
+        for read, cause in causes:
+            self._condemn(read, cause)
+        return found
 
     def drop(self, handles: Sequence[DiskHandle], names: Sequence[BlockName] | None = None) -> None:
         """See ``DiskTier.drop``."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.wire.verbs import leases, reads, writes
+from kvstore.wire.verbs import leases, plans, reads, writes
 from kvstore.wire.verbs.base import Asked, Ids, KnownNamespace, Method, Runs, Served, Verb
 
 __all__ = ["VERBS", "Asked", "Ids", "KnownNamespace", "Method", "Runs", "Served", "Verb", "register"]
@@ -27,5 +27,5 @@ def register(verb: Verb[Any]) -> None:
         raise InvalidArgument("verb.name", verb.name, "a name that no verb has")
 
 
-for _verb in (*writes.VERBS, *reads.VERBS, *leases.VERBS):
+for _verb in (*writes.VERBS, *reads.VERBS, *leases.VERBS, *plans.VERBS):
     register(_verb)

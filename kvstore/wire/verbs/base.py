@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from kvstore.cache import Cache, FetchResult
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
-from kvstore.core.types import BlockKey, JobId, LeaseId, NamespaceId, ReservationId, Target
+from kvstore.core.types import BlockKey, JobId, LeaseId, NamespaceId, PlanId, ReservationId, Target
 
 T = TypeVar("T")
 
@@ -93,6 +93,9 @@ class Ids(Protocol):
 
     def job(self, job_id: JobId) -> int:
         """The daemon's form. Raises UnknownJob for another connection's."""
+
+    def plan(self, plan_id: PlanId) -> int:
+        """The daemon's form. Raises UnknownPlan for another connection's."""
 
     def reservations(self, ids: Iterable[ReservationId]) -> list[int]:
         """The daemon's form. Raises UnknownReservation if any is another connection's."""
