@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 # Threads that wait for each other by spinning lose twofold to threefold on a machine that others use too.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help venv demo test test-slow chaos check check-native bench figures proto format clean
+.PHONY: help venv demo million test test-slow chaos check check-native bench figures proto format clean
 .DEFAULT_GOAL := help
 
 help: ## Say what the targets are
@@ -33,6 +33,9 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard setup.py) $(NATIVE)
 
 demo: $(STAMP) ## Three questions over one long text: cold, warm from HOST, warm from SSD after a restart
 	$(BIN)/python -m kvstore.tools.demo
+
+million: $(STAMP) ## Ten needles in a million tokens of which memory holds a quarter; draws the pictures of the README (minutes)
+	$(BIN)/python -m kvstore.tools.million
 
 test: $(STAMP) ## Run the tests, those on a real model included (under ten minutes on two cores)
 	$(BIN)/python -m kvstore.tools.fetch_model

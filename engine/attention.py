@@ -20,6 +20,8 @@ import torch
 from transformers import AttentionInterface
 
 from kvstore.engine.cold import ColdReader, Indices
+from kvstore.engine.params import Selected
+from kvstore.engine.selection import Budget, Selector
 from kvstore.kernels.attention import merge, paged_attention
 from kvstore.kernels.layout import SliceGeometry
 from kvstore.kernels.paged import AttentionOptions, PagedBatch, Partial
@@ -42,7 +44,7 @@ class ColdPart:
     """The COLD blocks of one sequence of a step, whose queries are rows ``first`` to ``first + count``.
 
     ``context`` is the number of tokens that its last query sees. ``last_row`` is its row among those that the last
-    layer computes, or None if it draws no token.
+    layer computes, or None if it draws no token. A part with a ``selector`` has one query and ``selected``.
     """
 
     reader: ColdReader
@@ -51,10 +53,29 @@ class ColdPart:
     context: int
     last_row: int | None
     geometry: SliceGeometry
+    selector: Selector | None = None
+    selected: Selected | None = None
 
-    def attend(self, query: torch.Tensor, options: AttentionOptions, layer: int) -> list[Partial]:
-        """Partial results of ``query``, the last rows of the sequence, over its COLD blocks."""
-        chosen = None if options.window is None else self._within(len(query), options.window)
+    def attend(self, query: torch.Tensor, near: Partial, options: AttentionOptions, layer: int) -> Partial:
+        """The result for ``query``, the last rows of the sequence, over ``near`` (what lies in memory) and COLD blocks.
+
+        With a selector: over those that it chooses, in layers without a window.
+        """
+        if options.window is not None:
+            return merge([near, *self._read(query, options, layer, self._within(len(query), options.window))])
+        if self.selector is None or self.selected is None:
+            return merge([near, *self._read(query, options, layer, None)])
+        blocks = -(-self.context // self.geometry.block_tokens)
+        budget = Budget(self.selected.mass, max(2, int(self.selected.max_share * blocks)))
+        chosen = self.selector.choose(self.reader, query[0], options, layer, budget)
+        whole = merge([near, *self._read(query, options, layer, chosen.rows)])
+        self.selector.note(chosen, whole.lse[0])
+        return whole
+
+    def _read(
+        self, query: torch.Tensor, options: AttentionOptions, layer: int, chosen: Indices | None
+    ) -> list[Partial]:
+        """Partial results over the chosen COLD blocks, or all."""
         if chosen is not None and not len(chosen):
             return []
         offsets = torch.tensor([0, len(query)], dtype=torch.int32)
@@ -139,8 +160,7 @@ def _attend(step: AttentionStep, rows: torch.Tensor, options: AttentionOptions, 
         if narrow and cold.last_row is None:
             continue
         begin, end = (cold.first, cold.first + cold.count) if not narrow else (cold.last_row, (cold.last_row or 0) + 1)
-        found = cold.attend(rows[begin:end], options, layer)
-        if found:
-            whole = merge([Partial(joined.out[begin:end], joined.lse[begin:end]), *found])
-            joined.out[begin:end], joined.lse[begin:end] = whole.out, whole.lse
+        near = Partial(joined.out[begin:end], joined.lse[begin:end])
+        whole = cold.attend(rows[begin:end], near, options, layer)
+        joined.out[begin:end], joined.lse[begin:end] = whole.out, whole.lse
     return merge([joined], options.sinks).out

@@ -47,10 +47,11 @@ class ColdLost(Exception):
 class Piece:
     """Slices of one layer of some blocks: readable until the next piece is asked for.
 
-    ``addresses`` int64 [1, blocks] are those of the slices, ``starts`` int32 [1, blocks] the position of each block's
-    first token.
+    ``rows`` int32 [blocks] are their places in the reader's ``starts``, ``addresses`` int64 [1, blocks] those of the
+    slices, ``starts`` int32 [1, blocks] the position of each block's first token.
     """
 
+    rows: Indices
     addresses: torch.Tensor
     starts: torch.Tensor
     codec: str
@@ -181,9 +182,8 @@ class FetchReader:
             chosen = codecs == number
             nbytes = int(chosen.sum()) * self._layout.of_codec(codec)[0]
             self._tally.nbytes += nbytes
-            yield Piece(
-                torch.from_numpy(addresses[chosen])[None], torch.from_numpy(starts[chosen])[None], codec.word, nbytes
-            )
+            tables = torch.from_numpy(addresses[chosen])[None], torch.from_numpy(starts[chosen])[None]
+            yield Piece(flight.rows[chosen], *tables, codec.word, nbytes)
         self._give_back(flight)
 
     def _landed(self, flight: _Flight) -> FetchResult:

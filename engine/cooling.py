@@ -7,6 +7,7 @@ the pin goes, so that at no moment anything but this engine's release can drop i
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from itertools import islice
 
 from kvstore.core.errors import InternalError
 from kvstore.core.namespace import BlockLayout
@@ -49,13 +50,25 @@ class Cooling:
                 return begin + well
         return len(keys)
 
-    def cool(self, blocks: list[Block]) -> int:
-        """Let go of the places of blocks in DEVICE or HOST; returns how many had a copy in storage, and went.
+    def make_room(self, blocks: list[Block]) -> int:
+        """Let go of the places of blocks on DEVICE; returns how many went.
 
-        Blocks that are not in storage yet are written first, if none of them is.
+        A block on DEVICE is written by way of HOST. Where that is full of what the engine has pinned, some of it goes.
         """
+        return self.cool(blocks) or (
+            self.cool(list(islice(self._registry.within(Area.HOST), len(blocks)))) and self.cool(blocks)
+        )
+
+    def cool(self, blocks: list[Block]) -> int:
+        """Let go of the places of blocks on DEVICE or in HOST; returns how many had a copy in storage, and went.
+
+        Where some are not in storage yet, what is in memory only is written first.
+        """
+        if not blocks:
+            return 0
         ready = self._in_storage(blocks)
-        if not ready and self._link.flush(FLUSH_MS):
+        if len(ready) < len(blocks):
+            self._link.flush(FLUSH_MS)
             ready = self._in_storage(blocks)
         if not ready:
             return 0
@@ -89,13 +102,13 @@ def key_of(block: Block) -> BlockKey:
 def cold_run(residency: Items[int], room: int) -> tuple[int, bool]:
     """How many leading blocks of a prefix are to be treated alike, and whether they stay in storage.
 
-    Blocks that lie in memory are read there; of the others as many are promoted as there is ``room`` for.
+    Blocks on DEVICE are read there; of the others as many are read in HOST as there is ``room`` for, and those that lie
+    nowhere else.
     """
     stays: list[bool] = []
     for bits in residency:
-        cold = not bits & MEMORY_BITS
-        stays.append(cold and room <= 0)
-        room -= cold
+        stays.append(room <= 0 and not bits & Tier.DEVICE.bit and bool(bits & ~MEMORY_BITS))
+        room -= not bits & Tier.DEVICE.bit
         if stays[-1] != stays[0]:
             return len(stays) - 1, stays[0]
     return len(stays), bool(stays) and stays[0]

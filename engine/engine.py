@@ -40,7 +40,8 @@ class TokenOutput:
     """One token of one request. ``text`` is what became certain with it; ``reason`` is set with the last one.
 
     ``token`` is None where a request ended without a new token (aborted, or out of memory). ``cached_tokens`` comes
-    with the first token and the last: tokens that were not computed, by where they came from.
+    with the first token and the last: tokens that were not computed, by where they came from. ``left_out`` is, with
+    selected attention, a bound of the share of any head's mass that was not read for this token.
     """
 
     request_id: RequestId
@@ -49,6 +50,7 @@ class TokenOutput:
     reason: FinishReason | None = None
     cached_tokens: dict[str, int] = field(default_factory=dict)
     logprobs: TokenLogprobs | None = None
+    left_out: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,7 @@ class Engine:
                 reason = FinishReason.STOP
         cached = dict(sequence.cached_tokens) if sequence.generated == 1 or reason is not None else {}
         told = None if params.logprobs is None else TokenLogprobs.of(logits, token, params.logprobs)
-        return TokenOutput(sequence.request_id, token, text, reason, cached, told)
+        return TokenOutput(sequence.request_id, token, text, reason, cached, told, self._cold.left_out(sequence.table))
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         try:

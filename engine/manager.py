@@ -153,7 +153,7 @@ class BlockManager:
         if not blocks:
             return Room(0, self.moving)
         if self._stuck or not self._link.reaches(Area.HOST) or self._cooling.host_room < len(blocks):
-            return Room(self._cooling.cool(blocks) if self._streaming else 0, self.moving)
+            return Room(self._cooling.make_room(blocks) if self._streaming else 0, self.moving)
         keys = [key_of(block) for block in blocks]
         result = self._link.call(
             lambda cache: cache.fetch(self._link.namespace, keys, Target.HOST, lease_id=self._link.moved)

@@ -9,7 +9,9 @@ parts: the token's embedding E, the previous token's P, the answer A, and a cons
              their E goes to A
     head     the token whose embedding is nearest to A
 
-So ``key value ... key`` is followed by ``value`` (an induction head). Embeddings are random unit vectors. A token that
+So ``key value ... key`` is followed by ``value`` (an induction head). Embeddings are random unit vectors; those of keys
+have one half of the channels and those of all other tokens the other half, so that a digest of a block can tell whether
+it holds a key (of random vectors over all channels it could not: the mean of 64 says nothing of one). A token that
 followed another one weighs ``exp(-SHARPNESS * (1 - p))`` beside the right one, p being the product of the two
 embeddings: ``margin`` is the smallest exponent over the whole vocabulary, and what is left of the weight of the right
 token among N others is more than ``1 - N * exp(-margin)``.
@@ -100,9 +102,10 @@ def make_needle_model(folder: Path, seed: int) -> float:
     The same seed gives the same bytes. Raises InvalidArgument for a seed whose embeddings lie too near to each other,
     and OSError where the folder can not be written.
     """
-    embeddings = torch.nn.functional.normalize(
-        torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(seed)), dim=1
-    )
+    drawn = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(seed))
+    drawn[list(KEYS), : WIDTH // 2] = 0.0
+    drawn[[*range(KEYS.start), *VALUES], WIDTH // 2 :] = 0.0
+    embeddings = torch.nn.functional.normalize(drawn, dim=1)
     margin = SHARPNESS * (1.0 - _nearest(embeddings))
     if margin < MARGIN_MIN:
         raise InvalidArgument(

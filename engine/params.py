@@ -12,12 +12,30 @@ LOGPROBS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """Attention that reads, of the blocks in storage, those that hold most of the mass (``selection.py``).
+
+    ``mass`` is the share of the estimated mass to be read, ``max_share`` bounds the blocks that are read from storage,
+    as a share of those of the context.
+    """
+
+    mass: float = 0.98
+    max_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("mass", "max_share"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise InvalidArgument(f"attention.{name}", getattr(self, name), "above 0, at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How an answer is drawn and where it ends.
 
     ``temperature`` 0 is greedy; then top_k, top_p and seed have no effect. ``top_k`` 0 and ``top_p`` 1 are off.
     ``seed`` None draws a seed. The answer ends with ``tokens_max`` tokens, with an end token of the model (unless
     ``ignore_eos``) or a token of ``stop_tokens``, or when its text holds one of ``stop``, which is cut off.
+    ``attention`` None is exact; ``Selected`` applies to steps of one token, a prompt is computed exactly.
     ``logprobs`` asks for the log-probability of each token and of that many most likely ones (0: of the token alone).
     """
 
@@ -30,6 +48,7 @@ class SamplingParams:
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int | None = None
+    attention: Selected | None = None
 
     def __post_init__(self) -> None:
         if self.tokens_max < 1:

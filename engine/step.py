@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,11 @@ import torch
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import Area, Codec
 from kvstore.engine.attention import AttentionStep, ColdPart
+from kvstore.engine.blocks import BlockTable
 from kvstore.engine.cold import ColdReaders
 from kvstore.engine.memory import CPU
 from kvstore.engine.scheduler import Share
+from kvstore.engine.selection import Selector
 from kvstore.engine.writer import KvWriter, WriteRun
 from kvstore.kernels.paged import PagedBatch
 
@@ -48,10 +51,17 @@ class _Tables:
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """What a step needs for blocks in storage: their readers, and the sliding window of each layer (None: all)."""
+    """What a step needs for blocks in storage: their readers, the sliding window of each layer (None: all), and what
+    chooses among the blocks of a table."""
 
     readers: ColdReaders
     windows: tuple[int | None, ...]
+    selectors: WeakKeyDictionary[BlockTable, Selector] = field(default_factory=WeakKeyDictionary)
+
+    def left_out(self, table: BlockTable) -> float:
+        """Bound of the mass that the last step of a table did not read; 0 for an exact one."""
+        selector = self.selectors.get(table)
+        return 0.0 if selector is None else selector.left_out
 
     def parts(self, shares: Items[Share], firsts: Items[int], spec: NamespaceSpec) -> tuple[ColdPart, ...]:
         """A part for each share with COLD blocks; their reading begins. ``firsts`` are the shares' first rows."""
@@ -61,10 +71,15 @@ class Cold:
         for share, first in zip(shares, firsts, strict=True):
             if len(share.sequence.table.cold):
                 reader = self.readers.of(share.sequence.table)
-                reader.begin([layer for layer in whole if share.draws or layer != spec.layers - 1])
-                context = share.sequence.computed + share.count
-                drawn = last_row if share.draws else None
-                found.append(ColdPart(reader, first, share.count, context, drawn, spec.geometry))
+                selected = share.sequence.params.attention if share.count == 1 and share.draws else None
+                seen = [layer for layer in whole if share.draws or layer != spec.layers - 1]
+                reader.begin([] if selected is not None else seen)
+                selector = None
+                if selected is not None:
+                    selector = self.selectors.setdefault(share.sequence.table, Selector(spec.geometry, spec.layers))
+                    selector.begin()
+                context, drawn = share.sequence.computed + share.count, last_row if share.draws else None
+                found.append(ColdPart(reader, first, share.count, context, drawn, spec.geometry, selector, selected))
             last_row += share.draws
         return tuple(found)
 

@@ -127,7 +127,7 @@ def _decode_blocks(
     value = floats[heads * dim * total :].view(heads, total, dim)
     offset, size = layer * geometry.slice_stride(batch.codec), geometry.slice_bytes(batch.codec)
     for index, (address, _) in enumerate(blocks):
-        data = _memory(address + offset, size)
+        data = memory_at(address + offset, size)
         block_key, block_value = _slice_values(data, geometry, batch.codec)
         span = slice(index * width, (index + 1) * width)
         key[:, :, span] = block_key
@@ -136,7 +136,7 @@ def _decode_blocks(
     return key, value, (starts[:, None] + torch.arange(width)).flatten()
 
 
-def _memory(address: int, size: int) -> torch.Tensor:
+def memory_at(address: int, size: int) -> torch.Tensor:
     """View ``size`` bytes of this process as uint8 without copying."""
     return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
 

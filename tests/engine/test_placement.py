@@ -39,7 +39,13 @@ class MemoryReader:
         for begin in range(0, len(rows), 3):
             part = rows[begin : begin + 3]
             addresses = torch.from_numpy(self._addresses[part] + layer * self._stride)[None]
-            yield Piece(addresses, torch.from_numpy(self.starts[part])[None], self._codec, len(part) * self._size)
+            yield Piece(
+                part.astype(np.int32),
+                addresses,
+                torch.from_numpy(self.starts[part])[None],
+                self._codec,
+                len(part) * self._size,
+            )
 
 
 class Writes:

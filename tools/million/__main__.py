@@ -1,0 +1,5 @@
+"""``python -m kvstore.tools.million``."""
+
+from kvstore.tools.million.main import main
+
+main()

@@ -1,0 +1,99 @@
+"""The two pictures: what a step costs at each length, and which needles were found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from kvstore.tools.million.needles import Found
+
+INK, BLUE, RED, GREY = "#1f2933", "#2563a8", "#c0392b", "#9aa5b1"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A line through times of steps: seconds at no context, seconds a token, and how well it fits."""
+
+    base: float
+    slope: float
+    r2: float
+
+
+def fit_steps(found: Found) -> Fit | None:
+    """The line through every decode step; None for fewer than two lengths."""
+    x = np.array([reached.length for reached in found.reached for _ in reached.steps], float)
+    y = np.array([step.seconds for reached in found.reached for step in reached.steps])
+    if len(set(x.tolist())) < 2:
+        return None
+    slope, base = np.polyfit(x, y, 1)
+    rest, spread = y - (base + slope * x), y - y.mean()
+    return Fit(float(base), float(slope), 1.0 - float(rest @ rest) / max(float(spread @ spread), 1e-12))
+
+
+def draw_steps(found: Found, path: Path) -> None:
+    """Time of a decode step against context, with the line that fits and what the disk alone would take."""
+    figure, axes = _figure()
+    lengths = np.array([reached.length for reached in found.reached], float)
+    times = [[step.seconds for step in reached.steps] for reached in found.reached]
+    medians = np.array([reached.step_s for reached in found.reached])
+    cold = [np.median([step.nbytes["ssd"] for step in reached.steps]) for reached in found.reached]
+    for length, values in zip(lengths, times, strict=True):
+        axes.plot([length] * len(values), values, "o", color=BLUE, alpha=0.25, markersize=4, markeredgewidth=0)
+    axes.plot(lengths, medians, "o", color=BLUE, markersize=7, label="decode step, median")
+    fit = fit_steps(found)
+    if fit is not None:
+        ends = np.array([0.0, lengths[-1] * 1.03])
+        label = f"linear fit, r² = {fit.r2:.4f}, {fit.slope * 1e9:.0f} ns a token"
+        axes.plot(ends, fit.base + fit.slope * ends, "-", color=INK, linewidth=1.2, label=label)
+    disk = np.array(cold) / found.disk_bytes_per_s
+    axes.plot(lengths, disk, "--", color=RED, linewidth=1.2, label="bytes from SSD / disk bandwidth of this run")
+    axes.set_title("Exact attention: what one more token costs", loc="left", color=INK, fontsize=13, pad=14)
+    axes.set_xlabel("context, tokens")
+    axes.set_ylabel("seconds a decode step")
+    axes.set_xlim(0, lengths[-1] * 1.04)
+    axes.set_ylim(0, max(max(values) for values in times) * 1.1)
+    axes.xaxis.set_major_formatter(_tokens)
+    axes.grid(axis="y", color=GREY, alpha=0.3, linewidth=0.6)
+    axes.legend(frameon=False, loc="upper left", fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
+def draw_needles(found: Found, path: Path) -> None:
+    """Each needle by depth and length: found or not."""
+    figure, axes = _figure()
+    for column, reached in enumerate(found.reached):
+        for depth, answer, wanted in reached.answers:
+            right = answer == wanted
+            axes.plot(column, 100 * depth, "s", color=BLUE if right else RED, markersize=17, markeredgewidth=0)
+            axes.annotate(
+                "✓" if right else "✗", (column, 100 * depth), ha="center", va="center", color="white", fontsize=11
+            )
+    right, asked = (sum(values) for values in zip(*((r.right, len(r.answers)) for r in found.reached), strict=True))
+    axes.set_title(f"Needles: {right} of {asked} answered with their value", loc="left", color=INK, fontsize=13, pad=14)
+    axes.set_xticks(range(len(found.reached)), [_tokens(reached.length) for reached in found.reached])
+    axes.set_xlim(-0.7, len(found.reached) - 0.3)
+    axes.set_ylim(107, -7)
+    axes.set_xlabel("context, tokens")
+    axes.set_ylabel("depth of the needle, %")
+    figure.savefig(path, dpi=150)
+
+
+def _figure() -> tuple[Figure, mpl.axes.Axes]:
+    figure = Figure(figsize=(8, 4.8), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(GREY)
+    axes.tick_params(colors=INK, labelsize=9)
+    return figure, axes
+
+
+def _tokens(count: float, _: object = None) -> str:
+    if count >= 1_000_000:
+        return f"{count / 1e6:g} M"
+    return f"{count / 1e3:g} k" if count >= 1000 else f"{count:g}"
