@@ -17,7 +17,7 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 _TRIES: Final = 8
-_NO_LOCK_FILE: Final = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES)
+_NO_LOCK_FILE: Final = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
 
 class LockHeldError(Exception):
@@ -40,7 +40,10 @@ def take_lock_file(path: Path) -> int:
     why = ""
     for _ in range(_TRIES):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            fd = _open(path)
+        except PermissionError as error:
+            # It may be another daemon's, which has it locked: then it is its right to the place.
+            raise NoLockFileError(f"lock file {path}: {os.strerror(error.errno or errno.EACCES)}") from error
         except OSError as error:
             if error.errno not in _NO_LOCK_FILE:
                 raise
@@ -86,6 +89,16 @@ def lock_holder(path: Path) -> int:
         if len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == name:  # noqa: PLR2004  columns of the table
             return int(fields[4])
     return 0
+
+
+def _open(path: Path) -> int:
+    """Open the file, made if it is missing. Without O_CREAT first, with which the kernel refuses files of others in
+    folders such as /tmp (fs.protected_regular)."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        return os.open(path, flags | os.O_CREAT, 0o600)
 
 
 def _lock(fd: int, path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,15 @@ def _device_export(device: MemfdDeviceArena | CudaDeviceArena) -> ArenaExport:
     )
 
 
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """An error of the system says which key of the configuration it is about. Raises Unavailable for it."""
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(f"{key}: {error}", field=key) from error
+
+
 def build_tiers(config: Config, clock: Clock, choose: Chooser = choose_device) -> Tiers:
     """Take the directory first, since another daemon may hold it; then fault the memory in."""
     with ExitStack() as undo:
@@ -89,7 +98,8 @@ def build_tiers(config: Config, clock: Clock, choose: Chooser = choose_device) -
                 fragmentation=config.ssd_fragmentation,
                 recovery=config.ssd_recovery,
             )
-            disk = SsdTier(str(config.ssd_dir), settings, clock)
+            with naming("ssd_dir"):
+                disk = SsdTier(str(config.ssd_dir), settings, clock)
             undo.callback(disk.close)
         device, pin = _build_device(config, choose)
         if device is not None:

@@ -22,7 +22,7 @@ from kvstore.cache import FetchResult
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import KVStoreError
 from kvstore.core.types import JobId, SessionId
-from kvstore.daemon.build import Tiers, build_store, build_tiers
+from kvstore.daemon.build import Tiers, build_store, build_tiers, naming
 from kvstore.daemon.config import Config, format_size
 from kvstore.daemon.metrics import Snapshot
 from kvstore.daemon.turns import Turns
@@ -80,9 +80,10 @@ class Daemon:
         self._handle_signals()
         began = time.monotonic()
         config = self._config
-        config.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_socket_path(config.grpc_socket)
-        lock = SocketLock(config.socket)
+        with naming("socket"):
+            config.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_socket_path(config.grpc_socket)
+            lock = SocketLock(config.socket)
         try:
             tiers = await asyncio.to_thread(build_tiers, config, self._clock)
             store = build_store(config, tiers, self._clock, self._job_done)
@@ -93,9 +94,9 @@ class Daemon:
             finally:
                 await asyncio.to_thread(store.close)
                 tiers.close()
+            log.info("stopped")
         finally:
             lock.release()
-            log.info("stopped")
 
     async def _serve(self, store: Store, tiers: Tiers, began: float) -> None:
         config = self._config
@@ -115,7 +116,8 @@ class Daemon:
         metrics: MetricsServer | None = None
         expiry: asyncio.Task[None] | None = None
         try:
-            await server.start()
+            with naming("socket"):
+                await server.start()
             self._sessions_server = server
             if config.grpc or config.listen:
                 await grpc_server.start()

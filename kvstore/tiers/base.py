@@ -218,6 +218,9 @@ class DiskState:
     state: str
     last_error: str = ""
     counters: dict[str, int] = field(default_factory=dict)
+    room_bytes: int | None = None
+    """What it could fill as its filesystem is, or was a moment ago: its own bytes and those that nobody has. None: not
+    known."""
 
 
 class DiskTier(Protocol):

@@ -88,6 +88,17 @@ def test_a_check_says_what_a_start_would(daemon, tmp_path):
         assert client.grant_lease("still there", 1000)
 
 
+@pytest.mark.parametrize(
+    ("key", "flags"),
+    [("socket", ["--socket=/proc/s"]), ("ssd_dir", ["--socket={}/s", "--ssd=64MiB", "--ssd-dir=/proc/ssd"])],
+)
+def test_a_start_that_the_system_refuses_names_the_key(tmp_path, key, flags):
+    ended = start_another(*(flag.format(tmp_path) for flag in flags))
+    assert ended.returncode == 1
+    assert f"not started, or ended: {key}: [Errno 2]" in ended.stderr
+    assert "stopped" not in ended.stderr
+
+
 def test_a_file_that_is_no_socket_is_not_replaced(tmp_path):
     path = tmp_path / "precious"
     path.write_text("not ours")
@@ -112,9 +123,17 @@ def test_signals_during_the_start_end_it_in_order(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         return built
 
-    ready = []
+    ready, unhandled = [], []
     monkeypatch.setattr(daemon_module, "build_tiers", build_and_be_signalled)
-    asyncio.run(Daemon(config, on_ready=lambda: ready.append(True)).run())
+    # In the place of the kernel's own handlers, which would end this process.
+    usual = {n: signal.signal(n, lambda n, _: unhandled.append(n)) for n in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        daemon = Daemon(config, on_ready=lambda: (ready.append(True), daemon.stop()))
+        asyncio.run(daemon.run())
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+    assert not unhandled
     assert not ready
     assert not config.socket.exists()
     assert not (tmp_path / "kvstored.sock.lock").exists()

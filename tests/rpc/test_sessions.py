@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import queue
 import socket
+import struct
 import threading
 from types import SimpleNamespace
 
 import grpc
 import pytest
 
-from kvstore.client import Client, ClientOptions
+from kvstore.client import Client, ClientOptions, handshake
 from kvstore.client.grpc_errors import domain_error
 from kvstore.client.handshake import Hello, open_session
 from kvstore.core.errors import (
@@ -29,7 +31,7 @@ from kvstore.rpc import handlers_admin, session_server
 from kvstore.rpc.arenas import ArenaExport
 from kvstore.rpc.context import CallContext, Services
 from kvstore.rpc.dispatch import check_rights
-from kvstore.rpc.listener import SocketLock, bind_unix, check_socket_path
+from kvstore.rpc.listener import PeerCredentials, SocketLock, bind_unix, check_socket_path
 from kvstore.rpc.pool import BoundedPool
 from kvstore.rpc.session_server import SessionServer, SocketOptions
 from kvstore.rpc.table import METHODS
@@ -224,10 +226,32 @@ class TestGreetings:
         first.settimeout(20)
         assert first.recv(1) == b""
 
-    def test_a_full_queue_is_waited_for(self, tmp_path):
-        """Linux answers EAGAIN at once to a socket that does not block."""
+    def test_those_of_the_user_who_has_most_make_room(self, monkeypatch, silent):
+        uids = itertools.chain([7], itertools.repeat(8))
+        monkeypatch.setattr(session_server, "peer_credentials", lambda _: PeerCredentials(1, next(uids), 1))
+        quiet, oldest, *_ = silent(5)
+        oldest.settimeout(20)
+        assert oldest.recv(1) == b""
+        with pytest.raises(BlockingIOError):
+            quiet.recv(1, socket.MSG_DONTWAIT)
+
+    def test_who_comes_without_end_fills_no_log(self, tmp_path, caplog):
+        server = SessionServer(None, [], SocketOptions(tmp_path / "s"))
+        for _ in range(100):
+            server._tell_not_opened(PeerCredentials(1, 7, 7), Unavailable("gone"))
+        assert [record.levelname for record in caplog.records].count("WARNING") == 7
+
+    def test_a_full_queue_is_waited_for(self, tmp_path, monkeypatch):
+        """Linux answers EAGAIN at once to a socket that does not block, so the kernel has to wait, and not Python."""
         path = str(tmp_path / "queue.sock")
-        refused = []
+        refused, seen = [], []
+
+        class Seen(socket.socket):
+            def connect(self, address):
+                seen.append((self.gettimeout(), self.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)))
+                super().connect(address)
+
+        monkeypatch.setattr(handshake.socket, "socket", Seen)
 
         def come():
             try:
@@ -253,6 +277,7 @@ class TestGreetings:
             late.join()
         # It came in behind the others; that this listener gives no Welcome is another matter.
         assert "temporarily unavailable" not in refused[0]
+        assert seen[-1] == (None, struct.pack("ll", 20, 0))
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 20])

@@ -289,9 +289,11 @@ class Admin:
 
 
 def _with_disk(report: TierReport, storage: DiskTier) -> TierReport:
-    health = storage.state
+    health, size = storage.state, storage.capacity_bytes
+    # A cap that the filesystem has no room for says nothing: what can be filled is the tier's size.
+    capacity = size if health.room_bytes is None else min(size, health.room_bytes)
     return replace(
-        report, state=health.state, last_error=health.last_error, capacity_bytes=storage.capacity_bytes,
+        report, state=health.state, last_error=health.last_error, capacity_bytes=capacity,
         used_bytes=storage.used_bytes, fragmentation=storage.fragmentation if isinstance(storage, Maintained) else 0.0,
     )  # fmt: skip
 

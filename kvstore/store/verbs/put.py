@@ -188,8 +188,6 @@ class Put:
         validate.check_commit(namespace, entries, token_ids)
         wanted = namespace.policy.durability if durability is None else durability
         durable = wanted is Durability.DURABLE
-        if durable and state.disk is None:
-            raise InvalidArgument("durability", "DURABLE", "MEMORY, since this store has no SSD tier")
         queue = None if durable else self._queues.queue_writes
         commit = Commit(self._movement, self._tenancy, namespace, entries, token_ids, queue)
         with state.locked():
@@ -210,6 +208,9 @@ class Put:
         if not durable:
             return commit.result({})
         try:
+            if state.disk is None:
+                # As with a disk that fails: the blocks are in memory, and not durable as was asked.
+                return commit.result(dict.fromkeys(commit.slots, Reason.TIER_UNAVAILABLE))
             return commit.result(self._durably.write(commit.slots))
         finally:
             commit.release()

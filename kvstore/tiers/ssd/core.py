@@ -184,6 +184,8 @@ class Core:
     saved_bytes: int = 0
     """By coded slices of live blocks."""
     _shares: dict[tuple[int, int, int, int], tuple[int, int]] = field(default_factory=dict)
+    free_seen: int | None = None
+    """Bytes that nobody had on the filesystem when it was looked at last."""
     touched: bool = False
     """Extents were used since the last checkpoint."""
     next_extent: int = 1
@@ -200,6 +202,10 @@ class Core:
         self.reads = IoPool("ssd-read", config.read_threads, max(config.read_bytes_in_flight, least), self.clock)
         self.writes = IoPool("ssd-write", config.write_threads, max(config.write_bytes_in_flight, least), self.clock)
         self.calls = IoPool("ssd-call", 2, 4 * PAGE_BYTES, self.clock)
+
+    def look_at_room(self) -> None:
+        """See how much of the filesystem is free. Raises OSError."""
+        self.free_seen = self.attempt(self.port.free_bytes)
 
     def attempt(self, work: Callable[[], T]) -> T:
         """Do bookkeeping I/O on a pool thread with a deadline; raises what it raises, TimeoutError when it is stuck."""

@@ -77,6 +77,7 @@ class Housekeeper:
                 self.probe()
             return
         self._core.attempt(self._restore)
+        self._core.look_at_room()
         self._core.attempt(self._committer.check_journal)
         self.drop_lost_segments()
         if self._core.spares and self._core.attempt(self._core.port.free_bytes) < self._core.config.free_floor_bytes:

@@ -100,6 +100,10 @@ class SsdTier(Maintained):
             found.orphans_removed, core.config.recovery,
         )  # fmt: skip
         log.debug("recovered %s", self._report)
+        try:
+            core.look_at_room()
+        except OSError as error:
+            log.debug("free space is not known yet: %s", error)
         self._housekeeper.start()
         yield from recovered_blocks(core, parents)
 
@@ -149,7 +153,9 @@ class SsdTier(Maintained):
         counters["degradations"] = core.health.degradations
         counters.update(core.health.errors)
         counters["reads_queued"], counters["writes_queued"] = core.reads.waiting, core.writes.waiting
-        return DiskState(core.health.state, core.health.last_error, counters)
+        seen = core.free_seen
+        room = None if seen is None else self.used_bytes + max(0, seen - core.config.free_floor_bytes)
+        return DiskState(core.health.state, core.health.last_error, counters, room)
 
     @property
     def fragmentation(self) -> float:

@@ -46,6 +46,19 @@ def no_room_for_a_journal(disk, *, until_unlinked):
     disk.fail = fail
 
 
+def test_a_filesystem_smaller_than_the_cap_is_the_size_that_is_told():
+    disk = FaultyDisk(capacity_bytes=1 << 20)
+    tier = SsdTier("memory", SsdConfig(**CONFIG, free_floor_bytes=262144), port=disk)
+    assert tier.state.room_bytes is None
+    list(tier.recover())
+    assert tier.capacity_bytes > 1 << 20
+    assert tier.state.room_bytes == tier.used_bytes + disk.free_bytes() - 262144
+    disk.capacity_bytes = 262144
+    tier._housekeeper.round()
+    assert tier.state.room_bytes == tier.used_bytes
+    tier.close()
+
+
 def test_a_start_on_a_full_disk_gives_up_the_emptiest_segment():
     disk, live = filled()
     segments = sum(one.startswith("segment-") for one in disk.image())

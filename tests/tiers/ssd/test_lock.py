@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
+from kvstore.core import lockfile
 from kvstore.core.errors import TierUnavailable
 from kvstore.tiers.ssd.port import LinuxDisk
 
@@ -36,6 +38,22 @@ def test_a_lock_that_got_another_name_is_still_held(tmp_path):
     again = LinuxDisk(str(tmp_path)).lock("LOCK")
     assert (tmp_path / "backup").stat().st_ino != (tmp_path / "LOCK").stat().st_ino
     os.close(again)
+
+
+def test_a_lock_that_may_not_be_opened_is_left_alone(tmp_path, monkeypatch):
+    """It may be another daemon's of another user, which has it locked."""
+    (tmp_path / "LOCK").write_text("4711")
+    real = os.open
+
+    def refused(path, *arguments, **named):
+        if str(path).endswith("LOCK"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(lockfile.os, "open", refused)
+    with pytest.raises(TierUnavailable, match="LOCK: Permission denied"):
+        LinuxDisk(str(tmp_path)).lock("LOCK")
+    assert (tmp_path / "LOCK").read_text() == "4711"
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
