@@ -1,4 +1,5 @@
 // The threads of an engine: workers, each with a buffer of its own, and the one that hears the readers' bells.
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -215,6 +216,7 @@ private:
 }  // namespace
 
 void plan_worker(std::shared_ptr<PlanEngine::State> state) {
+    pthread_setname_np(pthread_self(), "kv-plan");
     Worker(state).run();
     const std::lock_guard lock(state->mutex);
     --state->threads;

@@ -193,12 +193,12 @@ class Plan:
     # -- passes --------------------------------------------------------------------------------------------------
 
     def restart(self, *, ahead: bool = False) -> None:
-        """Begin the next pass over all layers and keys. What is left of passes before it is dropped; with ``ahead`` it
-        is queued behind them, so that the disk goes on between two steps."""
+        """Begin the next pass over all layers and keys. What is left of passes before it is dropped, and pieces of them
+        that were kept are given back; with ``ahead`` it is queued behind them: the disk goes on between two steps."""
         self._queue(None, None, drop=not ahead)
 
-    def queue(self, layer: int, indices: Sequence[int] | NDArray[np.int32]) -> None:
-        """Queue a pass over one layer of these keys only, by index, in this order: for selected attention.
+    def queue(self, layer: int, indices: Sequence[int] | NDArray[np.int32] | None = None) -> None:
+        """Queue a pass over one layer of all keys, or of these only, by index, in this order: for selected attention.
 
         ``pieces`` reads queued passes one after the other. InvalidArgument if one of them was a MISS.
         """
@@ -210,10 +210,12 @@ class Plan:
         return self.pieces()
 
     def _queue(self, layer: int | None, indices: Sequence[int] | NDArray[np.int32] | None, *, drop: bool) -> None:
-        if drop:
-            self._passes.clear()
         if self._closed:
             return
+        if drop:
+            self._passes.clear()
+            self._early.update(range(self._given, self._taken))
+            self.give_back(self._given)
         blocks = None if indices is None else np.asarray(indices).tolist()
         layers = None if layer is None else (layer, layer + 1)
         self._passes.append(self._cache.advance_plan(self._opened.plan_id, layers=layers, blocks=blocks, drop=drop))
@@ -301,8 +303,9 @@ class Plan:
         """A piece is not looked at any more; see ``Piece.done``."""
         if self._closed:
             return
-        self._early.add(sequence)
         before = self._given
+        if before <= sequence < self._taken:
+            self._early.add(sequence)
         while self._given in self._early:
             self._early.discard(self._given)
             self._given += 1

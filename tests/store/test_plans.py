@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 from itertools import islice
 
 import pytest
@@ -50,6 +52,43 @@ def test_passes_queued_ahead_and_dropped_ones(world):
         plan.restart()
         assert read(plan.pieces(), keys) == everything(40)
         assert list(plan.pieces()) == []
+
+
+def test_one_layer_of_all_blocks(world):
+    keys = stored(world, 1, 40)
+    with Plan.open(world.cache, world.namespace_id, keys, piece_bytes=4096, pieces=2, start=False) as plan:
+        plan.queue(1)
+        plan.queue(0)
+        assert read(plan.pieces(), keys) == everything(40, [1])
+        assert read(plan.pieces(), keys) == everything(40, [0])
+
+
+def test_nothing_a_block_is_done_in_python_while_a_plan_advances(world):
+    """Calls of the store's threads and of the reader, counted while passes of few and of many blocks are read."""
+    keys = stored(world, 1, 60)
+    calls = []
+    count = lambda _frame, event, _what: calls.append(event) if event == "call" else None  # noqa: E731
+    # The store's own thread for plans begins with the first plan, and is counted from its beginning.
+    threading.setprofile(count)
+    try:
+        taken = {}
+        for blocks in (6, 60):
+            # As many pieces, so that only their blocks differ.
+            piece_bytes = 4096 if blocks == 6 else 40960
+            with Plan.open(
+                world.cache, world.namespace_id, keys[:blocks], piece_bytes=piece_bytes, pieces=2, start=False
+            ) as plan:
+                plan.restart()
+                before = len(calls)
+                sys.setprofile(count)
+                pieces = sum(1 for _ in plan.pieces())
+                sys.setprofile(None)
+                taken[blocks] = pieces, len(calls) - before
+        assert taken[6][0] == taken[60][0]
+        assert taken[60][1] <= taken[6][1] + 12
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
 
 
 def test_selected_blocks_come_in_their_order_as_often_as_named(world):

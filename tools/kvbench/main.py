@@ -137,6 +137,22 @@ def codec(
 
 
 @app.command()
+def plan(
+    directory: Annotated[Path, typer.Option("--directory", "-d", help="Measure on the disk of this folder.")] = Path(),
+    blocks: Annotated[int, typer.Option("--blocks", help="Blocks of a context.", min=64, max=1 << 20)] = 4096,
+    layers: Annotated[int, typer.Option("--layers", help="Layers of the model.", min=1, max=256)] = 12,
+    quick: QuickOption = False,
+    output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Reading plans from SSD beside raw direct I/O, and the processor time of their control."""
+    from kvstore.tools.kvbench.plan import Effort, run_plan  # noqa: PLC0415 - brings numpy
+
+    effort = Effort(256, 4, 2) if quick else Effort(blocks, layers)
+    _run(output, markdown, lambda _: run_plan(directory, effort))
+
+
+@app.command()
 def restart(
     directory: Annotated[Path, typer.Option("--directory", "-d", help="Fill a folder on this disk.")] = Path(),
     blocks: Annotated[str, typer.Option("--blocks", help="Numbers of blocks, apart by commas.")] = "250000,1000000",

@@ -38,6 +38,15 @@ def test_store():
         assert words in cases
 
 
+def test_plan(tmp_path):
+    rows = {row["case"]: row for row in kvbench("plan", "--directory", str(tmp_path))}
+    assert {row["bench"] for row in rows.values()} == {"plan"}
+    assert len(rows) == 5
+    assert all(row["limit"] > 0 for case, row in rows.items() if case.startswith("read"))
+    assert rows["control of one layer"]["peers"]["fetch into the buffer"] > rows["control of one layer"]["value"]
+    assert 0 < rows["two sessions at once: what the slower one gets"]["value"] <= 0.5
+
+
 def test_disk(tmp_path):
     rows = {row["case"]: row for row in kvbench("disk", "--directory", str(tmp_path))}
     assert {row["bench"] for row in rows.values()} == {"disk"}
