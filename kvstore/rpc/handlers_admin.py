@@ -146,6 +146,8 @@ def evict(ctx: CallContext, request: admin_pb2.EvictRequest) -> admin_pb2.EvictR
         blocks=report.blocks,
         bytes=report.bytes,
         outcomes=report.outcomes,  # type: ignore[arg-type]
+        kept=report.kept,
+        kept_bytes=report.kept_bytes,
     )
 
 

@@ -14,15 +14,17 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from kvstore.rpc import handlers_admin as admin
+from kvstore.rpc import handlers_inspect as inspect
 from kvstore.rpc import handlers_session as session
-from kvstore.v1 import admin_pb2, session_pb2
+from kvstore.v1 import admin_pb2, inspect_pb2, session_pb2
 from kvstore.wire.verbs import VERBS, Method, Runs
 
 Handler = Callable[[Any, Any], Message]
 
 
 def _admin(name: str, handler: Handler, runs: Runs = Runs.ADMIN) -> Method:
-    request, reply = getattr(admin_pb2, f"{name}Request"), getattr(admin_pb2, f"{name}Response")
+    module = admin_pb2 if hasattr(admin_pb2, f"{name}Request") else inspect_pb2
+    request, reply = getattr(module, f"{name}Request"), getattr(module, f"{name}Response")
     return Method(
         name=f"kvstore.v1.Admin/{name}",
         request=request,
@@ -53,6 +55,10 @@ OTHERS: Final[dict[str, Method]] = {
         _admin("ListBlocks", admin.list_blocks),
         _admin("ShowBlock", admin.show_block),
         _admin("Why", admin.why),
+        _admin("Explain", inspect.explain),
+        _admin("Tree", inspect.tree),
+        _admin("Forget", inspect.forget),
+        _admin("Trace", inspect.trace),
         _admin("Evict", admin.evict),
         _admin("Pin", admin.pin, Runs.INLINE),
         _admin("Unpin", admin.unpin, Runs.INLINE),

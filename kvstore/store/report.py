@@ -10,7 +10,7 @@ from typing import Final
 from kvstore.cache import NearNamespace
 from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
 from kvstore.core.transfers import Edge, SlowTransfer, Transfers
-from kvstore.core.types import BlockKey, Codec, LeaseId, NamespaceId, Outcome, Reason, SessionId, Tier
+from kvstore.core.types import ROOT_PARENT, BlockKey, Codec, LeaseId, NamespaceId, Outcome, Reason, SessionId, Tier
 from kvstore.tiers.base import RecoveryReport
 
 NO_NAMESPACE: Final = NamespaceId(b"")
@@ -118,11 +118,108 @@ class WhyReport:
 
 @dataclass(frozen=True, slots=True)
 class EvictReport:
-    """Blocks and bytes freed in the tier; an outcome a key if keys were named."""
+    """Blocks and bytes that left the tier. If keys were named, for each an outcome and why it stays, as words; else, if
+    less went than was asked for, the bytes that are pinned or held."""
 
     blocks: int
     bytes: int
     outcomes: tuple[Outcome, ...] = ()
+    kept: tuple[str, ...] = ()
+    kept_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetReport:
+    """Blocks that a step removed, that stay since they are leased or pinned, and that are still here (those too)."""
+
+    removed: int
+    kept: int
+    left: int
+
+
+@dataclass(slots=True)
+class CopyExplained:
+    """One copy; see ``protos/kvstore/v1/inspect.proto``."""
+
+    tier: Tier
+    bytes: int
+    fate: str
+    kept: tuple[str, ...]
+    colder: int = 0
+    of: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Who keeps a block from going: a lease, or an operator's pin."""
+
+    kind: str
+    name: str
+    owner: str
+    pid: int
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainReport:
+    """One block, or with no copy why it is a miss."""
+
+    key: BlockKey
+    parent: BlockKey = ROOT_PARENT
+    depth: int = 0
+    copies: tuple[CopyExplained, ...] = ()
+    keepers: tuple[Keeper, ...] = ()
+    children: int = 0
+    hits: int = 0
+    idle_seconds: float = 0.0
+    reason: Reason = Reason.NONE
+    seconds_ago: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A run of blocks; see ``protos/kvstore/v1/inspect.proto``."""
+
+    level: int
+    key: bytes
+    blocks: int
+    residency: int
+    total_blocks: int
+    total_bytes: int
+    bytes_by_tier: tuple[int, ...]
+    hits: int
+    idle_seconds: float
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
+class TreeReport:
+    """Chains of a namespace: nodes, blocks in all, chains that are not among the nodes."""
+
+    nodes: tuple[TreeNode, ...]
+    blocks: int
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEntry:
+    """One Match: its blocks as numbers, and how many were here."""
+
+    sequence: int
+    unix_seconds: float
+    namespace_id: NamespaceId
+    block_tokens: int
+    prefix_ids: tuple[int, ...]
+    matched: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReport:
+    """Entries of a recording, the sequence to go on from, and how many were no longer kept."""
+
+    entries: tuple[TraceEntry, ...]
+    sequence: int
+    lost: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,14 @@ from kvstore.store.report import (
     BlockReport,
     DrainReport,
     EvictReport,
+    ExplainReport,
+    ForgetReport,
     LeaseReport,
     NamespaceReport,
     SessionReport,
     StatusReport,
+    TraceReport,
+    TreeReport,
     VerifyReport,
     WhyReport,
 )  # fmt: skip
@@ -98,7 +102,7 @@ class Store:
         self._get = Get(self._state, self._tenancy, Loading(self._state, promoter), queues)
         self._get.on_job_done = on_job_done
         self._removal = Removal(self._movement)
-        self._admin = Admin(self._state, self._get, self.boot_id)
+        self._admin = Admin(self._state, self._get, self._movement.space, self.boot_id)
         self._maintenance = Maintenance(self._state, promoter, durably)
         self._verbs = Verbs(
             self._tenancy,
@@ -214,6 +218,23 @@ class Store:
     ) -> WhyReport:
         """Walk a chain and name the first block that would miss, and why."""
         return self._admin.why(namespace_id, token_ids, keys)
+
+    def explain(self, namespace_id: NamespaceId, key_prefix: bytes) -> ExplainReport:
+        """What keeps one block and what would become of its copies, or why it is a miss. Raises UnknownBlock for a
+        start of a key that no resident block has."""
+        return self._admin.explain(namespace_id, key_prefix)
+
+    def tree(self, namespace_id: NamespaceId, limit: int = 40) -> TreeReport:
+        """The chains of a namespace, runs of blocks as one node, the most used ones first."""
+        return self._admin.tree(namespace_id, limit)
+
+    def trace(self, after_sequence: int = 0) -> TraceReport:
+        """What was asked for since ``after_sequence``; recorded for as long as this is called every minute."""
+        return self._admin.trace(after_sequence)
+
+    def forget(self, namespace_id: NamespaceId, limit: int, stop: Stop = never) -> ForgetReport:
+        """Remove about ``limit`` blocks of a namespace from all tiers. *Blocks*, until ``stop()`` at the latest."""
+        return self._removal.forget(namespace_id, limit, stop)
 
     def evict(
         self,

@@ -23,6 +23,8 @@ class SegmentUsage:
     live_bytes: int
     blocks: int
     open: bool
+    used_bytes: int = 0
+    """Bytes that were written; what is behind them in the file is free, not dead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 from kvstore.v1 import cache_pb2 as _cache_pb2
 from kvstore.v1 import common_pb2 as _common_pb2
+from kvstore.v1 import inspect_pb2 as _inspect_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -257,14 +258,18 @@ class EvictRequest(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class EvictResponse(_message.Message):
-    __slots__ = ("blocks", "bytes", "outcomes")
+    __slots__ = ("blocks", "bytes", "outcomes", "kept", "kept_bytes")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     bytes: int
     outcomes: _containers.RepeatedScalarFieldContainer[_common_pb2.Outcome]
-    def __init__(self, blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ...) -> None: ...
+    kept: _containers.RepeatedScalarFieldContainer[str]
+    kept_bytes: int
+    def __init__(self, blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., kept: _Optional[_Iterable[str]] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class PinRequest(_message.Message):
     __slots__ = ("namespace_id", "keys", "name")
@@ -415,18 +420,20 @@ class DiskUsageRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SegmentUsage(_message.Message):
-    __slots__ = ("segment_id", "file_bytes", "live_bytes", "blocks", "open")
+    __slots__ = ("segment_id", "file_bytes", "live_bytes", "blocks", "open", "used_bytes")
     SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
     FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LIVE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     segment_id: int
     file_bytes: int
     live_bytes: int
     blocks: int
     open: bool
-    def __init__(self, segment_id: _Optional[int] = ..., file_bytes: _Optional[int] = ..., live_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., open: _Optional[bool] = ...) -> None: ...
+    used_bytes: int
+    def __init__(self, segment_id: _Optional[int] = ..., file_bytes: _Optional[int] = ..., live_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., open: _Optional[bool] = ..., used_bytes: _Optional[int] = ...) -> None: ...
 
 class DiskUsageResponse(_message.Message):
     __slots__ = ("directory", "cap_bytes", "ledger_bytes", "free_floor_bytes", "filesystem_free_bytes", "quarantine_bytes", "metadata_bytes", "fragmentation", "write_amplification", "segments", "coded_saved_bytes")

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from kvstore.v1 import admin_pb2 as kvstore_dot_v1_dot_admin__pb2
+from kvstore.v1 import inspect_pb2 as kvstore_dot_v1_dot_inspect__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -58,6 +59,26 @@ class AdminStub:
                 '/kvstore.v1.Admin/Why',
                 request_serializer=kvstore_dot_v1_dot_admin__pb2.WhyRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_admin__pb2.WhyResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/kvstore.v1.Admin/Explain',
+                request_serializer=kvstore_dot_v1_dot_inspect__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_inspect__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.Tree = channel.unary_unary(
+                '/kvstore.v1.Admin/Tree',
+                request_serializer=kvstore_dot_v1_dot_inspect__pb2.TreeRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_inspect__pb2.TreeResponse.FromString,
+                _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/kvstore.v1.Admin/Forget',
+                request_serializer=kvstore_dot_v1_dot_inspect__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_inspect__pb2.ForgetResponse.FromString,
+                _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/kvstore.v1.Admin/Trace',
+                request_serializer=kvstore_dot_v1_dot_inspect__pb2.TraceRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_inspect__pb2.TraceResponse.FromString,
                 _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/kvstore.v1.Admin/Evict',
@@ -139,6 +160,34 @@ class AdminServicer:
 
     def Why(self, request, context):
         """Why walks a chain of tokens and names the first block that would miss, and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Explain answers what keeps one block, what would become of its copies, or when and why it went.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tree(self, request, context):
+        """Tree answers a namespace's chains, runs of blocks as one node, the most used first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forget(self, request, context):
+        """Forget removes the blocks of a namespace from all tiers, some at a time; leased and pinned ones stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trace(self, request, context):
+        """Trace answers what was asked for (Match) since the last call, without keys. Nothing is recorded unless it is called.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -233,6 +282,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Why,
                     request_deserializer=kvstore_dot_v1_dot_admin__pb2.WhyRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_admin__pb2.WhyResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=kvstore_dot_v1_dot_inspect__pb2.ExplainRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_inspect__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Tree': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tree,
+                    request_deserializer=kvstore_dot_v1_dot_inspect__pb2.TreeRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_inspect__pb2.TreeResponse.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=kvstore_dot_v1_dot_inspect__pb2.ForgetRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_inspect__pb2.ForgetResponse.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=kvstore_dot_v1_dot_inspect__pb2.TraceRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_inspect__pb2.TraceResponse.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
@@ -415,6 +484,114 @@ class Admin:
             '/kvstore.v1.Admin/Why',
             kvstore_dot_v1_dot_admin__pb2.WhyRequest.SerializeToString,
             kvstore_dot_v1_dot_admin__pb2.WhyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Explain',
+            kvstore_dot_v1_dot_inspect__pb2.ExplainRequest.SerializeToString,
+            kvstore_dot_v1_dot_inspect__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Tree',
+            kvstore_dot_v1_dot_inspect__pb2.TreeRequest.SerializeToString,
+            kvstore_dot_v1_dot_inspect__pb2.TreeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Forget',
+            kvstore_dot_v1_dot_inspect__pb2.ForgetRequest.SerializeToString,
+            kvstore_dot_v1_dot_inspect__pb2.ForgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Trace',
+            kvstore_dot_v1_dot_inspect__pb2.TraceRequest.SerializeToString,
+            kvstore_dot_v1_dot_inspect__pb2.TraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -166,6 +166,16 @@ RULES: dict[str, list[Bad]] = {
     "ListBlocksRequest.page_token": [Bad("nonsense", field="page_token")],
     "ListNamespacesRequest.page_token": [Bad("nonsense", field="page_token")],
     "ListLeasesRequest.page_token": [Bad("nonsense", field="page_token")],
+    "ExplainRequest.namespace_id": NAMESPACE,
+    "ExplainRequest.key_prefix": [
+        Bad(b"", field="key_prefix"),
+        Bad(bytes(3), field="key_prefix"),
+        Bad(bytes(33), field="key_prefix"),
+    ],
+    "TreeRequest.namespace_id": NAMESPACE,
+    "TreeRequest.limit": [Bad(1001, field="limit"), Bad(HUGE32, field="limit")],
+    "ForgetRequest.namespace_id": NAMESPACE,
+    "ForgetRequest.limit": [Bad(65_537, field="limit"), Bad(HUGE32, field="limit")],
     "ShowBlockRequest.namespace_id": OPTIONAL_NAMESPACE,
     "ShowBlockRequest.key_prefix": [
         Bad(b"", field="key_prefix"),
@@ -199,6 +209,7 @@ RULES: dict[str, list[Bad]] = {
 FREE = {
     "AdvancePlanRequest.some": "a bool",
     "AdvancePlanRequest.drop": "a bool",
+    "TraceRequest.after_sequence": "any number is a moment: nothing came after one that is above all",
     "ReserveRequest.whole": "a bool",
     "NamespacePolicy.raw_first_tokens": "any count of tokens",
     "OpenNamespaceRequest.policy": "a message; its fields have rules",

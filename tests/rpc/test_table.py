@@ -12,10 +12,10 @@ from google.protobuf.descriptor_pool import Default
 from kvstore.cache import ReserveResult
 from kvstore.core.types import Tier
 from kvstore.rpc.table import METHODS
-from kvstore.v1 import admin_pb2, cache_pb2, common_pb2, events_pb2, leases_pb2, plans_pb2, session_pb2
+from kvstore.v1 import admin_pb2, cache_pb2, common_pb2, events_pb2, inspect_pb2, leases_pb2, plans_pb2, session_pb2
 from kvstore.wire.verbs import Runs
 
-MODULES = (common_pb2, cache_pb2, leases_pb2, session_pb2, admin_pb2, events_pb2, plans_pb2)
+MODULES = (common_pb2, cache_pb2, leases_pb2, session_pb2, inspect_pb2, admin_pb2, events_pb2, plans_pb2)
 COMMITTED = Path(__file__).with_name("descriptors.binpb")
 """A FileDescriptorSet of every proto, as last released. To release a compatible change, run this file as a script."""
 

@@ -31,9 +31,13 @@ class Uses:
         self._noted: list[int] = []
         """Slots in the order of their uses, children before parents, since the policies were told last."""
 
+    def ticks(self, now: float) -> int:
+        """A moment as ``last_use`` counts it."""
+        return int((now - self._start) * TICKS)
+
     def note(self, slots: list[int], now: float) -> None:
         """Blocks, given parents first, are used now."""
-        self._index.note(slots, int((now - self._start) * TICKS))
+        self._index.note(slots, self.ticks(now))
         if self._policies:
             self._noted += reversed(slots)
             if len(self._noted) > NOTED_MAX:

@@ -24,6 +24,7 @@ from kvstore.core.errors import TierError
 from kvstore.core.transfers import TransferTimes
 from kvstore.core.types import BlockName, Tier
 from kvstore.store.config import StoreConfig
+from kvstore.store.tables.asked_for import Recording
 from kvstore.store.tables.book import Book
 from kvstore.store.tables.namespaces import NamespaceTable
 from kvstore.store.tables.owners import Owners
@@ -86,6 +87,7 @@ class State:
         self.later: list[Callable[[], None]] = []
         """What the section leaves to be done; see ``afterwards``."""
         self.transfers = TransferTimes()
+        self.recording = Recording(clock)
         self._listeners: list[Callable[[], None]] = []
         self._section = _Section(self)
         self.locked: Callable[[], AbstractContextManager[Book]] = repeat(self._section).__next__

@@ -10,22 +10,28 @@ import numpy as np
 from kvstore.cache import NearNamespace
 from kvstore.core.errors import InvalidArgument, UnknownBlock
 from kvstore.core.keys import chain_keys
-from kvstore.core.types import BlockKey, LeaseId, NamespaceId, Reason, Tier
+from kvstore.core.types import KEY_BYTES, BlockKey, LeaseId, NamespaceId, Reason, Tier
 from kvstore.store.columns.index import NONE, TIER_MASK
+from kvstore.store.moves.space import Space
 from kvstore.store.report import (
     BlockPage,
     BlockReport,
+    ExplainReport,
     LeaseReport,
     NamespaceReport,
     SessionReport,
     StatusReport,
     TierReport,
+    TraceReport,
+    TreeReport,
     WhyReport,
 )  # fmt: skip
 from kvstore.store.tables import validate
 from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.state import State
+from kvstore.store.verbs.chains import tree_of
+from kvstore.store.verbs.explain import explain
 from kvstore.store.verbs.get import Get
 from kvstore.tiers.base import DiskTier, RecoveryReport
 from kvstore.tiers.maintained import Maintained
@@ -34,14 +40,17 @@ LIST_LIMIT_MAX = 10_000
 PREFIX_BYTES_MIN = 4
 SEARCH_SLOTS = 1 << 16
 """Keys compared in one locked section."""
+TRACE_IDS_MAX = 1 << 18
+"""Blocks of the entries in one answer: 2.3 MiB at most, of the 4 that a message may have."""
 
 
 class Admin:
     """The verbs that look."""
 
-    def __init__(self, state: State, get: Get, boot_id: bytes) -> None:
+    def __init__(self, state: State, get: Get, space: Space, boot_id: bytes) -> None:
         self._state = state
         self._get = get
+        self._space = space
         self._boot_id = boot_id
         self._start = state.clock.now()
 
@@ -155,6 +164,27 @@ class Admin:
             blocks = tuple(self._block(book, slot) for slot in slots[page].tolist() if book.index.residency[slot])
         more = len(slots) > limit
         return BlockPage(blocks, f"{uses[page[-1]]}.{slots[page[-1]]}" if more else "")
+
+    def tree(self, namespace_id: NamespaceId, limit: int) -> TreeReport:
+        """See ``Store.tree``."""
+        with self._state.locked():
+            namespace = self._state.namespaces.get(namespace_id)
+        return tree_of(self._state, namespace, limit)
+
+    def explain(self, namespace_id: NamespaceId, key_prefix: bytes) -> ExplainReport:
+        """See ``Store.explain``."""
+        with self._state.locked():
+            namespace = self._state.namespaces.get(namespace_id)
+            key = BlockKey(key_prefix)
+            missing = self._get.why_missing(key, namespace)
+        if len(key_prefix) < KEY_BYTES:
+            key = self.show_block(key_prefix, namespace_id).key
+        return explain(self._state, self._space, key, namespace, missing)
+
+    def trace(self, after_sequence: int) -> TraceReport:
+        """See ``Store.trace``."""
+        with self._state.locked():
+            return self._state.recording.after(after_sequence, TRACE_IDS_MAX)
 
     def show_block(self, key_prefix: bytes, namespace_id: NamespaceId | None) -> BlockReport:
         """See ``Store.show_block``."""

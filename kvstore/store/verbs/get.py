@@ -55,6 +55,8 @@ class Get:
         with state.lock:
             namespace = owner.namespace(namespace_id)
             found = state.book.index.match(namespace.number, keys, state.readable)
+            if state.recording.on:
+                state.recording.add(namespace, keys, len(found))
             if len(found) == len(keys):
                 state.book.counters["match_found"] += len(found)
                 return MatchResult(len(found), tuple(found))

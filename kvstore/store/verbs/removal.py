@@ -11,11 +11,12 @@ from kvstore.core.types import BlockKey, NamespaceId, Outcome, Reason, Tier
 from kvstore.store.columns.index import NONE
 from kvstore.store.moves.move import Movement
 from kvstore.store.moves.threads import PIECE_BLOCKS
-from kvstore.store.report import EvictReport
+from kvstore.store.report import EvictReport, ForgetReport
 from kvstore.store.tables import validate
 from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.owners import Owner
 from kvstore.store.tables.state import SECTION, parts
+from kvstore.store.verbs.explain import reasons_to_stay
 
 
 class Removal:
@@ -65,12 +66,39 @@ class Removal:
             raise InvalidArgument("namespace_id", "empty", "the namespace of the keys")
         before = self._level(tier)
         outcomes: tuple[Outcome, ...] = ()
+        reasons: tuple[str, ...] = ()
         if namespace_id is not None and keys:
-            outcomes = self._evict_keys(tier, namespace_id, keys, stop)
+            outcomes, reasons = self._evict_keys(tier, namespace_id, keys, stop)
         else:
             self._evict_coldest(tier, nbytes, before, stop)
         after = self._level(tier)
-        return EvictReport(max(before[0] - after[0], 0), max(before[1] - after[1], 0), outcomes)
+        went, kept = max(before[1] - after[1], 0), 0
+        if not keys and went < nbytes:
+            with self._state.locked() as book:
+                held = sum(book.nbytes(slot, tier) for slot in book.holds if book.has(slot, tier))
+                kept = max(book.pinned_bytes[tier], held)
+        return EvictReport(max(before[0] - after[0], 0), went, outcomes, reasons, kept)
+
+    def forget(self, namespace_id: NamespaceId, limit: int, stop: Stop = never) -> ForgetReport:
+        """See ``Store.forget``. Deepest first, so that chains go without leaving ghosts."""
+        state, removed, kept = self._state, 0, 0
+        with state.locked() as book:
+            namespace = state.namespaces.get(namespace_id)
+            names = book.index.blocks(namespace.number)
+            depth = {slot: book.index.depth[slot] for _, _, slot in names}
+        names.sort(key=lambda name: -depth[name[2]])
+        for part in parts(names):
+            if removed >= limit or stop():
+                break
+            with state.locked() as book:
+                for _, key, _ in part:
+                    slot = book.resident(key, namespace)
+                    if slot != NONE:
+                        gone = self._remove_one(book, slot) is Outcome.HIT
+                        removed, kept = removed + gone, kept + (not gone)
+                state.changed.notify_all()
+        with state.locked():
+            return ForgetReport(removed, kept, namespace.blocks)
 
     def _evict_coldest(self, tier: Tier, nbytes: int, before: tuple[int, int], stop: Stop) -> None:
         """Free ``nbytes``, or what may go of it, in pieces: an operator who asks for all there is gets all that can."""
@@ -93,7 +121,7 @@ class Removal:
 
     def _evict_keys(
         self, tier: Tier, namespace_id: NamespaceId, keys: Sequence[BlockKey], stop: Stop
-    ) -> tuple[Outcome, ...]:
+    ) -> tuple[tuple[Outcome, ...], tuple[str, ...]]:
         with self._state.locked() as book:
             namespace = self._state.namespaces.get(namespace_id)
             slots = {key: book.resident(key, namespace) for key in keys}
@@ -101,19 +129,21 @@ class Removal:
             for slot in slots.values():
                 if slot != NONE:
                     book.ref(slot)
-        outcomes = dict.fromkeys(keys, Outcome.MISS)
+        outcomes, reasons = dict.fromkeys(keys, Outcome.MISS), dict[BlockKey, str]()
         left = sorted((key for key in slots if slots[key] != NONE), key=lambda k: depth[k])
         try:
             # Deepest first. Each slot is let go at once: while it is remembered, its parent counts as having a child.
             while left and not stop():
                 outcomes[left[-1]] = self._movement.evict_one(slots[left[-1]], tier)
                 with self._state.locked() as book:
+                    if outcomes[left[-1]] is Outcome.BUSY:
+                        reasons[left[-1]] = " ".join(reasons_to_stay(self._state, slots[left[-1]], tier))
                     book.unref(slots[left.pop()])
         finally:
             with self._state.locked() as book:
                 for key in left:
                     book.unref(slots[key])
-        return tuple(outcomes[key] for key in keys)
+        return tuple(outcomes[key] for key in keys), tuple(reasons.get(key, "") for key in keys)
 
     def pin(self, name: str, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
         """See ``Store.pin``."""

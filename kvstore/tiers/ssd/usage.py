@@ -35,7 +35,10 @@ def measure_segments(core: Core) -> list[SegmentUsage]:
     """Every segment by number, as it is known."""
     with core.lock:
         segments = sorted(core.segments.values(), key=lambda one: one.number)
-        return [SegmentUsage(one.number, one.file_bytes, one.live_bytes, one.blocks, one.open) for one in segments]
+        return [
+            SegmentUsage(one.number, one.file_bytes, one.live_bytes, one.blocks, one.open, one.used_bytes)
+            for one in segments
+        ]
 
 
 def refresh_ledger(core: Core) -> None:
