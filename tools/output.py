@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -136,6 +136,11 @@ class Printer:
         """A message as JSON, every field named."""
         self.json(plain(message))
 
+    def json_line(self, value: object) -> None:
+        """A plain value as JSON on one line, at once: for answers without an end."""
+        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
+
     def json(self, value: object) -> None:
         """A plain value as JSON, indented; keys stand in the order they are given."""
         sys.stdout.write(json.dumps(value, indent=2) + "\n")
@@ -155,9 +160,15 @@ class Printer:
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[RenderableType]]) -> None:
         """Rows under titles; nothing at all where there are no rows."""
         given = [[_safe(cell) for cell in row] for row in rows]
-        if not given:
-            return
+        if given:
+            self._out.print(self.as_table(columns, given))
+
+    def as_table(self, columns: Sequence[Column], rows: Iterable[Sequence[RenderableType]]) -> RenderableType:
+        """``table`` as something to be printed: columns, or where they would be cut a cell a line."""
+        given = [[_safe(cell) for cell in row] for row in rows]
         kept = fitting(columns, given, self.columns)
+        if width_of(columns, given, kept) > self.columns:
+            return _records(columns, given)
         columns, shown = [columns[i] for i in kept], [[row[i] for i in kept] for row in given]
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
         for column in columns:
@@ -169,29 +180,46 @@ class Printer:
             )
         for row in shown:
             table.add_row(*row)
-        self._out.print(table)
+        return table
 
     def facts(self, rows: Iterable[tuple[str, RenderableType]]) -> None:
         """Names and values, one a line."""
-        table = Table(box=None, show_header=False, pad_edge=False)
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in rows:
-            table.add_row(_safe(name), _safe(value))
-        self._out.print(table)
+        self._out.print(_facts(rows))
+
+
+def _facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(_safe(name), _safe(value))
+    return table
+
+
+def _records(columns: Sequence[Column], rows: Sequence[Sequence[RenderableType]]) -> RenderableType:
+    """Rows one below the other, a cell a line: what a table would have to cut."""
+    shown: list[RenderableType] = []
+    for row in rows:
+        shown += [Text(""), _facts([(column.title, cell) for column, cell in zip(columns, row, strict=True)])]
+    return Group(*shown[1:])
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Sequence[RenderableType]], width: int) -> list[int]:
     """Positions of the columns that are shown in ``width``: all, or without as many optional ones as it takes."""
-    wide = [max(len(column.title), *(_cells(row[i]) for row in rows)) for i, column in enumerate(columns)]
-    wide = [min(w, YIELDING_COLUMNS) if column.yields else w for w, column in zip(wide, columns, strict=True)]
     kept = list(range(len(columns)))
     for i in reversed(range(len(columns))):
-        if sum(wide[k] + GAP for k in kept) - GAP <= width:
+        if width_of(columns, rows, kept) <= width:
             break
         if columns[i].optional:
             kept.remove(i)
     return kept
+
+
+def width_of(columns: Sequence[Column], rows: Sequence[Sequence[RenderableType]], kept: Sequence[int]) -> int:
+    """Cells that the kept columns need beside each other, those that wrap at their least."""
+    wide = [max(len(columns[i].title), *(_cells(row[i]) for row in rows)) for i in kept]
+    least = [min(w, YIELDING_COLUMNS) if columns[i].yields else w for w, i in zip(wide, kept, strict=True)]
+    return sum(least) + GAP * (len(kept) - 1)
 
 
 def _cells(value: RenderableType) -> int:

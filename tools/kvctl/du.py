@@ -38,7 +38,7 @@ def du(
                 ("  saved by lz4", text.size(answer.coded_saved_bytes)),
                 ("  metadata", text.size(answer.metadata_bytes)),
                 ("  quarantine", text.size(answer.quarantine_bytes)),
-                ("fragmentation", f"{answer.fragmentation:.2f} of segment bytes are dead"),
+                ("fragmentation", f"{answer.fragmentation:.2f} of the bytes written to segments are dead"),
                 ("amplification", f"{answer.write_amplification:.2f} bytes written a byte stored"),
                 ("file system", _alarm(room, low)),
             ]
@@ -46,7 +46,7 @@ def du(
         if segments:
             call.printer.line()
             rows = [_segment(segment) for segment in answer.segments]
-            call.printer.table(columns(">Segment|>File|>Live|>Dead|>Blocks|State"), rows)
+            call.printer.table(columns(">Segment|?>File|>Written|>Live|>Dead|>Blocks|State"), rows)
     else:
         call.printer.answer(answer)
     return Exit.NO if over or low else Exit.OK
@@ -57,10 +57,13 @@ def _alarm(sentence: str, wrong: bool) -> Text:
 
 
 def _segment(segment: admin_pb2.SegmentUsage) -> tuple[str, ...]:
-    dead = 1 - segment.live_bytes / segment.file_bytes if segment.file_bytes else 0.0
+    # A daemon from before it said how much is written counts what is behind as dead.
+    written = segment.used_bytes or segment.file_bytes
+    dead = max(0.0, 1 - segment.live_bytes / written) if written else 0.0
     return (
         str(segment.segment_id),
         text.size(segment.file_bytes),
+        text.size(written),
         text.size(segment.live_bytes),
         f"{dead:.0%}",
         text.count(segment.blocks),

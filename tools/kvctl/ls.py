@@ -51,7 +51,7 @@ def _namespaces(call: Call) -> Exit:
                 saved_of(info.saved_bytes),
             )
         )
-    printer.table(columns("Id|~Name|~Shape|?>Blocks|>DEVICE|>HOST|>SSD|?>Each|?>Saved"), rows)
+    printer.table(columns("Id|~Name|?~Shape|?>Blocks|>DEVICE|>HOST|>SSD|?>Each|?>Saved"), rows)
     if not rows:
         printer.talk("no namespace is open, and none has blocks")
     return Exit.OK

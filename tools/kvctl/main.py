@@ -16,8 +16,8 @@ from kvstore.tools.kvctl.exits import Exit
 from kvstore.wire.paths import default_socket
 
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
-    "Look": ("status", "ls", "show", "match", "why", "leases", "du", "doctor"),
-    "Change": ("evict", "pin", "unpin", "drain", "compact"),
+    "Look": ("status", "top", "ls", "tree", "show", "explain", "match", "why", "leases", "du", "size", "doctor"),
+    "Change": ("evict", "pin", "unpin", "forget", "drain", "compact"),
     "Check": ("verify", "quarantine"),
 }
 """Panels of the help, and in each the commands: a module and a function in it of the same name."""

@@ -12,7 +12,7 @@ from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.options import TIER_NAMES, TIER_WORDS
-from kvstore.tools.output import Printer, columns
+from kvstore.tools.output import Printer, columns, plain
 from kvstore.v1 import admin_pb2
 
 BAR_COLUMNS = 10
@@ -29,7 +29,7 @@ def status(
     answer = call.ask("Admin/Status", admin_pb2.StatusRequest(), admin_pb2.StatusResponse)
     printer = call.printer
     if not printer.for_people:
-        printer.answer(answer)
+        printer.json({**plain(answer), "own_sessions": 1})
     else:
         _head(printer, answer)
         printer.line()
@@ -59,7 +59,8 @@ def _head(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
     )
     parts = [
         text.plural(answer.namespaces, "namespace"),
-        text.plural(answer.sessions, "session"),
+        # This command has one itself.
+        f"{text.plural(max(0, answer.sessions - 1), 'session')} beside this one",
         text.plural(answer.leases, "lease"),
         text.plural(answer.reservations, "reservation"),
         text.plural(answer.jobs, "job"),
@@ -132,7 +133,7 @@ def _moves(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
         )
         for tier in answer.tiers
     ]
-    printer.table(columns("Tier|>Promoted|>Demoted|>Evicted|>Removed|~Backing"), rows)
+    printer.table(columns("Tier|>Promoted|>Demoted|>Evicted|>Removed|?~Backing"), rows)
 
 
 def _failed_checks(answer: admin_pb2.StatusResponse) -> list[str]:

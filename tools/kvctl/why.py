@@ -54,7 +54,12 @@ def why(
     if answer.matched:
         printer.line()
     if complete:
-        printer.line(Text(f"All {text.plural(answer.blocks, 'block')} are here.", style="green"))
+        printer.line(
+            Text(
+                "The one block is here." if answer.blocks == 1 else f"All {answer.blocks:,} blocks are here.",
+                style="green",
+            )
+        )
         return Exit.OK
     reason = enum_word(common_pb2.Reason.DESCRIPTOR, answer.reason).replace("_", " ")
     when = f", {text.duration(answer.seconds_ago)} ago" if answer.seconds_ago else ""

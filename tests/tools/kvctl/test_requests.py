@@ -183,7 +183,7 @@ def test_evict_says_from_where(kvctl, daemon, namespace, word, tier, name):
 def test_evict_by_bytes_needs_no_namespace(kvctl, daemon):
     daemon.replies["Admin/Evict"] = admin_pb2.EvictResponse(blocks=2, bytes=5)
     ran = kvctl("evict", "--bytes", "1.5KiB", "--tier", "ssd", "-o", "json")
-    assert (ran.code, ran.json) == (Exit.OK, {"blocks": 2, "bytes": 5, "outcomes": []})
+    assert (ran.code, ran.json) == (Exit.OK, {"blocks": 2, "bytes": 5, "outcomes": [], "kept": [], "kept_bytes": 0})
     ((method, request),) = daemon.asked
     assert (method, request.bytes, request.tier, request.namespace_id) == ("Admin/Evict", 1536, 3, b"")
 

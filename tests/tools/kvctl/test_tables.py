@@ -66,7 +66,7 @@ def test_status(kvctl, status):
     }  # fmt: skip
     assert out.splitlines()[:2] == [
         "kvstored 1.2.3  pid 42  up 1 h 1 min  boot abcdef01  ready",
-        "2 namespaces, 3 sessions, 4 leases, 5 reservations, 6 jobs",
+        "2 namespaces, 2 sessions beside this one, 4 leases, 5 reservations, 6 jobs",
     ]
     assert out.splitlines()[-1] == "Recovered 12 blocks, 3 MiB, in 0.2 s (normal mode)."
 
