@@ -76,7 +76,7 @@ class Removal:
         if not keys and went < nbytes:
             with self._state.locked() as book:
                 held = sum(book.nbytes(slot, tier) for slot in book.holds if book.has(slot, tier))
-                kept = max(book.pinned_bytes[tier], held)
+                kept = max(book.pinned_bytes(tier), held)
         return EvictReport(max(before[0] - after[0], 0), went, outcomes, reasons, kept)
 
     def forget(self, namespace_id: NamespaceId, limit: int, stop: Stop = never) -> ForgetReport:
