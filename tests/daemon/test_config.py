@@ -73,6 +73,12 @@ def test_a_wrong_key_is_named(values, field):
     [
         ({"high_watermark": 2.0}, "high_watermark is 2.0; expected at most 1.0"),
         ({"sessions_max": 0}, "sessions_max is 0; expected at least 1"),
+        ({"sessions_max": 1.5}, "sessions_max is 1.5; expected a whole number"),
+        ({"high_watermark": 0}, "high_watermark is 0; expected more than 0"),
+        ({"high_watermark": "x"}, "high_watermark is 'x'; expected a number"),
+        ({"high_watermark": float("nan")}, "high_watermark is nan; expected"),
+        ({"host_eviction": 3}, "host_eviction is 3; expected a text in quotes"),
+        ({"host_eviction": "mru"}, "host_eviction is 'mru'; expected lru"),
         ({"sessions_max": "x"}, "sessions_max is 'x'; expected a whole number"),
         ({"grpc": "x"}, "grpc is 'x'; expected true or false"),
         ({"socket_mode": "999"}, "socket_mode is '999'; expected octal text such as '600'"),
