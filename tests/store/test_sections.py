@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from kvstore.cache import CommitEntry
-from kvstore.core.errors import UnknownLease
+from kvstore.core.errors import KVStoreError, UnknownLease
 from kvstore.core.keys import parents_of
 from kvstore.core.types import Durability, Outcome, Target, Tier
 from kvstore.store.tables.state import SECTION
@@ -68,6 +69,47 @@ def reserved(world, keys):
     """Entries of a commit, their blocks written."""
     numbers = world.cache.reserve(world.namespace_id, Tier.HOST, count=len(keys)).reservation_ids
     return [CommitEntry(*entry) for entry in zip(numbers, keys, parents_of(keys), strict=True)]
+
+
+def test_reserve_and_abort_of_many_places(world, sections):
+    for whole in (False, True):
+        sections.clear()
+        reserved = world.cache.reserve(world.namespace_id, Tier.HOST, count=BLOCKS, whole=whole)
+        assert max(sections.calls) <= CALLS_MAX
+        sections.clear()
+        assert world.cache.abort(reserved.reservation_ids) == BLOCKS
+        assert max(sections.calls) <= CALLS_MAX
+    # One more than there is room for: all are given back, in sections, too.
+    sections.clear()
+    reserved = world.cache.reserve(world.namespace_id, Tier.HOST, count=BLOCKS + 1, whole=True)
+    assert set(reserved.outcomes) == {Outcome.BUSY}
+    assert max(sections.calls) <= CALLS_MAX
+    assert not world.store._state.owners.reservations
+
+
+@pytest.mark.parametrize("what", ["the session ends", "others take the room"])
+def test_a_reserve_that_fails_between_its_sections_leaves_nothing(world, monkeypatch, what):
+    state, locked, entered = world.store._state, world.store._state.locked, []
+    session = world.session("writer", buffer_bytes=BLOCKS * 4096)
+    other = world.session("other", buffer_bytes=BLOCKS * 4096)
+    state.config = replace(state.config, reservations_max=BLOCKS, peer_share=1.0)
+
+    @contextmanager
+    def between():
+        entered.append(None)
+        if len(entered) == 3:
+            monkeypatch.setattr(state, "locked", locked)
+            if what == "the session ends":
+                session.close()
+            else:
+                other.reserve(world.namespace_id, Tier.HOST, count=SECTION)
+        with locked() as book:
+            yield book
+
+    monkeypatch.setattr(state, "locked", between)
+    with pytest.raises(KVStoreError):
+        session.reserve(world.namespace_id, Tier.HOST, count=BLOCKS)
+    assert len(state.owners.reservations) == (0 if what == "the session ends" else SECTION)
 
 
 @pytest.fixture

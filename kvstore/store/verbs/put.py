@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstore.cache import CommitEntry, CommitResult, ReserveResult
-from kvstore.core.errors import InvalidArgument
+from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.core.types import (
     Area,
     BlockKey,
@@ -29,7 +30,7 @@ from kvstore.store.moves.queues import Queues
 from kvstore.store.tables import validate
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Owner, Reservation
-from kvstore.store.tables.state import State
+from kvstore.store.tables.state import SECTION, State, parts
 from kvstore.store.tables.tenancy import Tenancy
 from kvstore.store.verbs.commit import Commit
 
@@ -58,6 +59,16 @@ class _Claims:
         self.outcomes = [Outcome.HIT if outcome is Outcome.HIT else Outcome.BUSY for outcome in self.outcomes]
         self.ids, self.places = [ReservationId(0)] * len(self.ids), [None] * len(self.ids)
         return claimed
+
+
+class _Asked(NamedTuple):
+    """What one reserve asks for."""
+
+    owner: Owner
+    namespace: Namespace
+    tier: Tier
+    durable: bool
+    standing: bool
 
 
 class Put:
@@ -95,7 +106,8 @@ class Put:
         if standing and (keys or tier is not Tier.HOST):
             raise InvalidArgument("standing", standing, "False, unless places are reserved by count and for HOST")
         entries: Sequence[BlockKey | None] = keys or [None] * count
-        with state.locked() as book:
+        claims = _Claims([], [], [])
+        with state.locked():
             namespace = owner.namespace(namespace_id)
             if owner.buffer is None and not state.arenas[tier].client_writable:
                 raise InvalidArgument(
@@ -103,38 +115,65 @@ class Put:
                 )
             state.owners.require_room("reservations", owner.peer, state.config, more=len(entries))
             self._tenancy.expire_leases()
-            claims = _Claims([], [], [])
             durable = (namespace.policy.durability if durability is None else durability) is Durability.DURABLE
             if durable:
                 self._movement.forget_lost()
-            for key in entries:
-                slot = NONE if key is None else book.resident(key, namespace)
-                if slot != NONE and not (durable and not self._durably.is_durable(slot)):
-                    claims.add(Outcome.HIT)
-                elif claims.busy is None:
-                    self._claim(claims, owner, namespace, tier, key, standing)
-                else:
-                    claims.add(Outcome.BUSY)
-            if whole and claims.busy is not None:
-                self._tenancy.give_back_reservations(claims.none())
-            if known := claims.outcomes.count(Outcome.HIT):
-                book.counters.count("put_known", known)
-            refused = claims.outcomes.count(Outcome.BUSY)
-            if claims.busy is not None:
-                book.counters.count(f"put_refused_{claims.busy.reason.name.lower()}", refused)
-            if claims.busy is not None and claims.busy.tier is Tier.DEVICE and not state.draining:
-                self._queues.want_room(tier, refused * namespace.layout.device_bytes)
+            asked = _Asked(owner, namespace, tier, durable, standing)
+            self._claim_part(claims, asked, entries[:SECTION])
+            if len(entries) <= SECTION:
+                self._claimed_all(claims, asked)
+        if len(entries) > SECTION:
+            self._claim_rest(claims, asked, entries[SECTION:])
+        if whole and claims.busy is not None:
+            self._abort(owner, claims.none())
         return ReserveResult(tuple(claims.outcomes), tuple(claims.ids), tuple(claims.places), claims.busy, standing)
+
+    def _claim_rest(self, claims: _Claims, asked: _Asked, entries: Sequence[BlockKey | None]) -> None:
+        """Claim in sections that others can come between; a failure gives back what was claimed before."""
+        state, owner = self._state, asked.owner
+        try:
+            for part in parts(entries):
+                with state.locked():
+                    owner.require_open()
+                    state.owners.require_room("reservations", owner.peer, state.config, more=len(part))
+                    self._claim_part(claims, asked, part)
+        except KVStoreError:
+            self._abort(owner, claims.none())
+            raise
+        with state.locked():
+            self._claimed_all(claims, asked)
+
+    def _claim_part(self, claims: _Claims, asked: _Asked, part: Sequence[BlockKey | None]) -> None:
+        """Claim places for some blocks. Lock held."""
+        resident, namespace, durable = self._state.book.resident, asked.namespace, asked.durable
+        for key in part:
+            slot = NONE if key is None else resident(key, namespace)
+            if slot != NONE and not (durable and not self._durably.is_durable(slot)):
+                claims.add(Outcome.HIT)
+            elif claims.busy is None:
+                self._claim(claims, asked, key)
+            else:
+                claims.add(Outcome.BUSY)
+
+    def _claimed_all(self, claims: _Claims, asked: _Asked) -> None:
+        """Count what was asked for, and have room made where it was refused. Lock held."""
+        state, book = self._state, self._state.book
+        if known := claims.outcomes.count(Outcome.HIT):
+            book.counters.count("put_known", known)
+        if claims.busy is None:
+            return
+        refused = claims.outcomes.count(Outcome.BUSY)
+        book.counters.count(f"put_refused_{claims.busy.reason.name.lower()}", refused)
+        if claims.busy.tier is Tier.DEVICE and not state.draining:
+            self._queues.want_room(asked.tier, refused * asked.namespace.layout.device_bytes)
 
     def _claim(
         self,
         claims: _Claims,
-        owner: Owner,
-        namespace: Namespace,
-        tier: Tier,
+        asked: _Asked,
         key: BlockKey | None,
-        standing: bool,
     ) -> None:
+        owner, namespace, tier, standing = asked.owner, asked.namespace, asked.tier, asked.standing
         state, layout = self._state, namespace.layout
         if state.draining:
             claims.refuse(self._movement.space.busy(tier, layout.device_bytes, Reason.DRAINING))
@@ -169,9 +208,17 @@ class Put:
         validate.check_count("reservation_ids", len(reservation_ids))
         with self._state.locked():
             owner.require_open()
-            known = list(dict.fromkeys(r for r in reservation_ids if r in owner.reservations))
-            self._tenancy.give_back_reservations(known)
-        return len(known)
+        return self._abort(owner, list(dict.fromkeys(reservation_ids)))
+
+    def _abort(self, owner: Owner, numbers: Sequence[ReservationId]) -> int:
+        """Give back those that the session still has, in sections that others can come between; returns how many."""
+        aborted = 0
+        for part in parts(numbers):
+            with self._state.locked():
+                known = [number for number in part if number in owner.reservations]
+                self._tenancy.give_back_reservations(known)
+                aborted += len(known)
+        return aborted
 
     def commit(
         self,
