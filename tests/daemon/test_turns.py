@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 from kvstore.core.durations import BOUNDS_MS
 from kvstore.daemon.turns import Turns, measured_loop
@@ -44,3 +46,11 @@ def test_what_holds_the_loop_is_seen_and_waiting_is_not():
     assert (counters["loop_turns_over_10_ms"], counters["loop_turns_over_50_ms"]) == (1, 0)
     assert counters["loop_turn_longest_us"] == 20_000
     assert counters["loop_work_longest_us"] == 7_812
+
+
+def test_what_is_there_at_the_start_is_no_part_of_later_collections():
+    code = "import gc; from kvstore.daemon import main; main.keep_out_of_collections()"
+    code += "; print(gc.get_freeze_count(), len(gc.get_objects()))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    frozen, left = map(int, ran.stdout.split())
+    assert frozen > 10 * left
