@@ -150,7 +150,8 @@ class Daemon:
             counters = {**report.counters, **services.counters()}
             return Snapshot(services.version, report, counters, dispatcher.calls(), dispatcher.times.by_method())
 
-        server: MetricsServer = exposition.MetricsServer(address, snapshot, self._turns_now)
+        live = exposition.Live(snapshot, services.store)
+        server: MetricsServer = exposition.MetricsServer(address, snapshot, self._turns_now, live)
         self.metrics_port = server.port
         return server
 

@@ -1,4 +1,4 @@
-"""Metrics over HTTP, for Prometheus, and ``/healthz``: threads of their own, which take snapshots and nothing else.
+"""Metrics over HTTP, for Prometheus, ``/healthz``, and a page for people: threads of their own, which take snapshots.
 
 Needs prometheus-client (the extra ``daemon``). No request reaches the event loop but for the beat of ``/healthz``,
 and none says anything of a tenant: no names, no keys.
@@ -29,12 +29,19 @@ from prometheus_client.registry import Collector
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.histogram import BOUNDS_S
+from kvstore.daemon.live import Live, page
 from kvstore.daemon.metrics import METRICS, Metric, Snapshot
 
 log = logging.getLogger("kvstored")
 
 CONNECTIONS_MAX: Final = 8
 """Requests at one time; more are closed unanswered, so that nobody costs the daemon threads without end."""
+
+PAGE_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "frame-ancestors 'none'"
+)
+"""The page has all that it needs in itself, and asks this server alone."""
 
 IDLE_S: Final = 5.0
 """How long a connection may keep silent."""
@@ -90,17 +97,29 @@ class _Handler(BaseHTTPRequestHandler):
 
     timeout = IDLE_S
     server: MetricsServer
-    paths: ClassVar[dict[str, str]] = {"/metrics": "_metrics", "/healthz": "_health"}
+    paths: ClassVar[dict[str, str]] = {
+        "/": "_page", "/live.json": "_live", "/metrics": "_metrics", "/healthz": "_health",
+    }  # fmt: skip
 
     def do_GET(self) -> None:  # noqa: N802 - the name is the library's
         """Answer one request."""
         found = self.paths.get(self.path.partition("?")[0])
-        status, kind, body = getattr(self, found)() if found else (404, "text/plain", b"/metrics or /healthz\n")
+        status, kind, body = getattr(self, found)() if found else (404, "text/plain", b"/, /metrics or /healthz\n")
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", PAGE_POLICY)
         self.end_headers()
         self.wfile.write(body)
+
+    def _page(self) -> tuple[int, str, bytes]:
+        return 200, "text/html; charset=utf-8", page()
+
+    def _live(self) -> tuple[int, str, bytes]:
+        if not self.server.alive():
+            return 503, "application/json", b"{}\n"
+        return 200, "application/json", json.dumps(self.server.live.values()).encode() + b"\n"
 
     def _metrics(self) -> tuple[int, str, bytes]:
         return 200, CONTENT_TYPE_LATEST, generate_latest(self.server.registry)
@@ -126,8 +145,10 @@ class MetricsServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], snapshot: Callable[[], Snapshot], alive: Callable[[], bool]) -> None:
-        self.snapshot, self.alive = snapshot, alive
+    def __init__(
+        self, address: tuple[str, int], snapshot: Callable[[], Snapshot], alive: Callable[[], bool], live: Live
+    ) -> None:
+        self.snapshot, self.alive, self.live = snapshot, alive, live
         self.registry = CollectorRegistry()
         self.registry.register(_Collector(snapshot))
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -74,6 +74,8 @@ class NamespaceReport:
     blocks: int
     blocks_by_tier: tuple[int, ...]
     saved_bytes: int = 0
+    brought: int = 0
+    evicted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def test_health_says_whether_the_loop_turns(daemon: Daemon, monkeypatch: pytest.
 
 
 def test_other_paths_and_methods_are_refused(daemon: Daemon):
-    assert ask(daemon.metrics_port, "/")[0] == 404
+    assert ask(daemon.metrics_port, "/nothing")[0] == 404
     assert ask(daemon.metrics_port, "/metrics", "POST")[0] == 501
 
 

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from kvstore.cache import FetchResult
 from kvstore.core.types import Outcome, Reason, Tier
 from kvstore.store.tables.history import Counters
+from kvstore.store.tables.namespaces import Namespace
 
 _FOUND: Final = ("", *(f"fetch_found_{Tier((bits & -bits).bit_length()).name.lower()}" for bits in range(1, 256)))
 """Counters by residency: making the name anew takes eight calls a fetch."""
@@ -47,7 +48,7 @@ class PutEntry(Protocol):
     existed: bool
 
 
-def count_put(counters: Counters, entries: Iterable[PutEntry]) -> None:
+def count_put(counters: Counters, namespace: Namespace, entries: Iterable[PutEntry]) -> None:
     """Blocks of a commit: new, resident already (that somebody else stored first), or refused, by reason."""
     new = existed = 0
     for entry in entries:
@@ -58,5 +59,6 @@ def count_put(counters: Counters, entries: Iterable[PutEntry]) -> None:
         else:
             new += 1
     counters["put_new"] += new
+    namespace.brought += new
     if existed:
         counters["put_existed"] += existed

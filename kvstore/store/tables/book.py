@@ -184,6 +184,7 @@ class Book:
             self.occupants[tier].clear(place, copy.nbytes)
         namespace = self.namespace(slot)
         self.account(namespace, tier, index.codec[slot], -1)
+        namespace.evicted += cause is Reason.EVICTED
         self.counters.count(f"{tier.name.lower()}_{_CAUSES.get(cause, 'dropped')}")
         if copy.state is CopyState.DOOMED:
             self.doomed.setdefault(number, []).append(copy)

@@ -43,6 +43,10 @@ class Namespace:
     blocks_by_tier: list[int] = field(default_factory=lambda: [0] * (TIERS_MAX + 1))
     saved_bytes: int = 0
     """Bytes that the codecs of its copies save, over all tiers."""
+    brought: int = 0
+    """Blocks that clients brought and that were new."""
+    evicted: int = 0
+    """Copies that were dropped for space, over all tiers."""
     codec: Codec = Codec.RAW
     """Codec of blocks below DEVICE, where the policy does not keep them raw: the spec's."""
     sizes: tuple[tuple[int, ...], ...] = ()

@@ -134,7 +134,7 @@ class Admin:
             NamespaceReport(
                 e.namespace_id, e.name, e.spec, e.policy, e.layout, e.blocks,
                 tuple(e.blocks_by_tier[1 : max(*self._state.book.tiers, Tier.SSD) + 1]),
-                e.saved_bytes,
+                e.saved_bytes, e.brought, e.evicted,
             )
             for e in entries
         )  # fmt: skip

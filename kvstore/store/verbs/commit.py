@@ -286,7 +286,7 @@ class Commit:
             self._give_back(entry)
             if self._lease is not None:
                 self._pin(entry, self._lease)
-        count_put(book.counters, part)
+        count_put(book.counters, self._namespace, part)
         self.slots += slots
         if self._queue is None:
             for slot in slots:
