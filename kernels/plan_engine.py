@@ -100,6 +100,10 @@ class PlanEnded(Exception):  # noqa: N818  what it says, and no failure of the c
     """The plan is not there any more."""
 
 
+class PlanFull(Exception):  # noqa: N818
+    """Too much is queued for a plan."""
+
+
 def available() -> bool:
     """Whether there can be plans here."""
     return native.available()
@@ -157,7 +161,7 @@ class PlanEngine:
     def begin(self, plan: int, layers: tuple[int, int], blocks: Sequence[int] | None = None) -> tuple[int, int]:
         """Queue a pass over layers of all blocks, or of these in this order; its number and how many pieces it has.
 
-        ValueError if one of ``blocks`` is absent; IndexError if there is no such block.
+        PlanFull where passes or the blocks that they name are too many; ValueError if one of ``blocks`` is absent.
         """
         number, pieces = self._call("begin", plan, layers, blocks)
         return int(number), int(pieces)
@@ -210,6 +214,14 @@ class PlanEngine:
             return getattr(self._engine, name)(plan, *arguments)
         except IndexError as error:
             raise PlanEnded(str(error)) from error
+        except OverflowError as error:
+            raise PlanFull(str(error)) from error
+
+
+def decode(coded: bytes | memoryview, size: int, planes: int) -> bytes | None:
+    """Decode a slice of ``size`` bytes (``tiers/lossless.py``) as plans do; None if it was not coded from one."""
+    found: bytes | None = native.extension().plan_decode(coded, size, planes)
+    return found
 
 
 class Seen(NamedTuple):

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds check_main.cpp and check_index.cpp with the sanitizers and runs it: address and undefined behaviour together, then threads.
+# Builds check_main.cpp, check_index.cpp and check_plans.cpp with the sanitizers and runs it: address and undefined behaviour together, then threads.
 # usage: kernels/native/check.sh [CXX]   exit status 0 when every check passed
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -11,7 +11,7 @@ flags="-std=c++20 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra
 for kind in address,undefined thread; do
     objects=""
     compilers=""
-    for name in paged pool memory crc copies lz4 plans plan_pieces plan_threads levels level_portable level_avx2 level_avx512 index check_index check_main; do
+    for name in paged pool memory crc copies lz4 plans plan_pieces plan_threads levels level_portable level_avx2 level_avx512 index check_index check_plans check_main; do
         more=""
         if [ "$(uname -m)" = x86_64 ]; then
             case $name in

@@ -17,6 +17,7 @@
 #include "paged.h"
 #include "pool.h"
 
+int check_plans();  // check_plans.cpp; it ends the process where a check fails
 int check_index();  // check_index.cpp; how many of its checks failed
 
 namespace {
@@ -262,6 +263,7 @@ int main() {
     check_merge();
     check_memory();
     failures += check_index();
+    failures += check_plans();
     // Callers at once, and the pool's size changing under them: only the sanitizers can see these fail.
     std::vector<std::thread> callers;
     for (int caller = 0; caller < 3; ++caller)

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "lz4.h"
 #include "plans.h"
 
 namespace py = pybind11;
@@ -115,6 +116,15 @@ void bind_plans(py::module_& module) {
             const PlanStats stats = engine.stats();
             return std::tuple(stats.reads, stats.read_bytes, stats.units, stats.landed_bytes, stats.stale, stats.failed);
         });
+    module.def("plan_decode", [](const py::buffer& coded, std::size_t size, int planes) -> std::optional<py::bytes> {
+        const py::buffer_info info = coded.request();
+        std::string split(size, '\0'), joined(size, '\0');
+        const auto* const from = static_cast<const std::uint8_t*>(info.ptr);
+        auto* const to = reinterpret_cast<std::uint8_t*>(split.data());
+        if (!lz4_decode(from, static_cast<std::size_t>(info.size * info.itemsize), to, size)) return std::nullopt;
+        join_planes(to, reinterpret_cast<std::uint8_t*>(joined.data()), size, planes);
+        return py::bytes(joined);
+    });
     module.attr("PLAN_CONTROL_BYTES") = kPlanControlBytes;
     module.attr("PLAN_SLOTS_MAX") = kPlanSlotsMax;
     module.def("plan_wait", [](std::uintptr_t control, std::uint32_t landed, double seconds) {

@@ -87,12 +87,17 @@ std::vector<PlanRun> runs_of(const Plan& plan, const PlanPass& pass) {
 }
 
 std::uint64_t pieces_of(const Plan& plan, const PlanPass& pass) {
+    // Most layers are cut alike, and runs may be as many as blocks.
+    std::map<std::vector<std::uint32_t>, std::uint64_t> known;
     std::uint64_t pieces = 0;
-    for (std::uint32_t layer = pass.layer; layer < pass.layer_end; ++layer)
-        for (const PlanRun& run : pass.runs) {
-            const std::uint32_t most = plan.blocks_a_piece(run.kind, layer);
-            pieces += (run.count + most - 1) / most;
-        }
+    for (std::uint32_t layer = pass.layer; layer < pass.layer_end; ++layer) {
+        std::vector<std::uint32_t> most;
+        for (std::uint32_t kind = 0; kind < plan.kinds.size(); ++kind) most.push_back(plan.blocks_a_piece(kind, layer));
+        const auto [at, fresh] = known.try_emplace(most, 0);
+        if (fresh)
+            for (const PlanRun& run : pass.runs) at->second += (run.count + most[run.kind] - 1) / most[run.kind];
+        pieces += at->second;
+    }
     return pieces;
 }
 

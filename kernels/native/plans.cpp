@@ -170,6 +170,9 @@ PlanPassed PlanEngine::begin(std::uint64_t id, std::uint32_t layer, std::uint32_
     if (blocks != nullptr)
         for (const std::uint32_t block : *blocks)
             if (plan.blocks.at(block).state == BlockState::absent) throw std::invalid_argument("a block is not in the plan");
+    std::size_t queued = blocks == nullptr ? 0 : blocks->size();
+    for (const PlanPass& other : plan.passes) queued += other.blocks.size();
+    if (plan.passes.size() >= kPlanPassesMax || queued > kPlanQueuedMax) throw std::overflow_error("too much is queued");
     PlanPass pass{};
     pass.layer = layer;
     pass.layer_end = layer_end;

@@ -24,6 +24,8 @@ namespace kv {
 constexpr std::uint32_t kPlanMagic = 0x314C504Bu;   // "KPL1"
 constexpr std::size_t kPlanControlBytes = 4096;     // before the first slot
 constexpr std::uint32_t kPlanSlotsMax = 62;
+constexpr std::size_t kPlanPassesMax = 64;          // queued at one time
+constexpr std::size_t kPlanQueuedMax = 1u << 20;    // blocks that queued passes name, together
 constexpr std::uint32_t kNoBlock = 0xFFFFFFFFu;
 
 // The head of a ring, in memory that both sides write: `done` is the reader's, all else the daemon's. The daemon believes
@@ -134,6 +136,7 @@ public:
     void set_blocks(std::uint64_t plan, const PlanColumns& columns, std::size_t units);
     // Blocks whose file has another version by now.
     std::vector<std::uint32_t> stale_blocks(std::uint64_t plan);
+    // Queue a pass over layers of all blocks, or of these. std::overflow_error where too much is queued.
     PlanPassed begin(std::uint64_t plan, std::uint32_t layer, std::uint32_t layer_end, const std::vector<std::uint32_t>* blocks);
     void drop(std::uint64_t plan);
     void retry(std::uint64_t plan);

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.client.plan import Plan, PlanEnded
-from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unauthenticated, UnknownPlan
+from kvstore.core.errors import InvalidArgument, ResourceExhausted, UnknownPlan
 from kvstore.core.types import Area, Outcome, Reason, Target
 from kvstore.kernels import native
 from kvstore.kernels.plan_engine import wait_landed
@@ -98,7 +98,7 @@ def test_the_end_of_a_session_ends_its_plans(world):
     assert read([piece], keys)
     session.close()
     idle(world)
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(PlanEnded):
         plan.restart()
     with pytest.raises(PlanEnded):
         plan._next(1)

@@ -14,7 +14,7 @@ from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unavailable
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import Area, BlockKey, Codec, NamespaceId, Outcome, Place, PlanId, Reason
 from kvstore.kernels.layout import align_up
-from kvstore.kernels.plan_engine import CONTROL_BYTES, SLOTS_MAX, Kind, PlanEnded, available
+from kvstore.kernels.plan_engine import CONTROL_BYTES, SLOTS_MAX, Kind, PlanEnded, PlanFull, available
 from kvstore.store.columns.index import NONE, PAGE_BITS
 from kvstore.store.moves.reading import Reading
 from kvstore.store.tables import validate
@@ -104,6 +104,11 @@ class Plans:
             if drop:
                 engine.drop(plan.native)
             return PlanPass(*engine.begin(plan.native, (begin - first, last - first), blocks))
+        except PlanFull as full:
+            raise ResourceExhausted(
+                f"passes of plan {plan_id} wait: {full}", field="passes", value="one more",
+                expected="64 passes that wait, which name 1,048,576 blocks together; read some first",
+            ) from full  # fmt: skip
         except PlanEnded:
             # Its reader finds why in the ring.
             return PlanPass(0, 0)
