@@ -2,7 +2,7 @@
 
 The model calls it once a layer with the queries, keys and values of all tokens of a step, flattened into one row.
 It writes K and V into the blocks and attends over the blocks; which sequence a token belongs to is in the
-``AttentionStep`` that travels through the model's keyword arguments.
+``AttentionStep`` that ``attending`` holds up around the pass: not every family hands keyword arguments to its layers.
 
 Up to three producers give partial results in fp32: blocks on DEVICE, blocks in HOST in place, and slices that are read
 from storage while the layers before are computed. One merge by log-sum-exp makes the result of them, so that where a
@@ -11,7 +11,9 @@ block lies changes nothing but the order of a sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -111,6 +113,19 @@ class AttentionStep:
     last_rows: torch.Tensor | None = None
 
 
+_STEP: Final[ContextVar[AttentionStep]] = ContextVar("step")
+
+
+@contextmanager
+def attending(step: AttentionStep) -> Iterator[None]:
+    """While this lasts, passes in this thread attend to what ``step`` says. One pass at a time."""
+    token = _STEP.set(step)
+    try:
+        yield
+    finally:
+        _STEP.reset(token)
+
+
 def register_attention() -> None:
     """Make the function known to transformers. Idempotent."""
     AttentionInterface.register(ATTENTION_NAME, paged_forward)
@@ -126,11 +141,11 @@ def paged_forward(
 ) -> tuple[torch.Tensor, None]:
     """The library's attention call: q [1, heads, tokens, head_dim], k and v [1, kv_heads, tokens, head_dim].
 
-    Returns [1, tokens, heads, head_dim] in the dtype of ``query``. Reads of ``arguments`` are ``paged_step``,
-    ``scaling``, ``sliding_window``, ``softcap`` and ``s_aux``; the mask is the batch's own and ``attention_mask``
+    Returns [1, tokens, heads, head_dim] in the dtype of ``query``. Reads of ``arguments`` are ``scaling``,
+    ``sliding_window``, ``softcap`` and ``s_aux``; the mask is the batch's own and ``attention_mask``
     is None, since this name registers no mask.
     """
-    step: AttentionStep = arguments["paged_step"]
+    step = _STEP.get()
     layer: int = module.layer_idx
     step.writer.write(layer, key[0], value[0])
     options = AttentionOptions(

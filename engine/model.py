@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from kvstore.engine.attention import attending
 from kvstore.engine.memory import CPU
 from kvstore.engine.step import StepInput
 
@@ -27,15 +28,10 @@ class ModelRunner:
         Returns logits fp32 [rows, vocabulary] of the wanted rows, on the CPU. With no rows wanted the output layer is
         skipped and the result is empty.
         """
-        network = self._network if len(step.rows) else self._network.get_decoder()
+        network = self._network if len(step.rows) else self._network.base_model
         wanted = {"logits_to_keep": step.rows} if len(step.rows) else {}
-        answer = network(
-            input_ids=step.token_ids,
-            position_ids=step.positions,
-            use_cache=False,
-            paged_step=step.attention,
-            **wanted,
-        )
+        with attending(step.attention):
+            answer = network(input_ids=step.token_ids, position_ids=step.positions, use_cache=False, **wanted)
         if self._device.type == "cuda":
             # What is committed next is read by other processes, which know nothing of this stream.
             torch.cuda.current_stream(self._device).synchronize()

@@ -60,7 +60,22 @@ def prove(network: Any, spec: NamespaceSpec) -> tuple[int | None, ...]:
             spec.model,
             f"one whose logits through the engine are those of the library alone (off by {error:.1%})",
         )
+    _check_windows(network.config, spec, windows)
     return tuple(windows.get(layer) for layer in range(spec.layers))
+
+
+def _check_windows(config: Any, spec: NamespaceSpec, windows: dict[int, int | None]) -> None:
+    """Raise UnsupportedModel where the configuration has a window and no layer says so: the family puts it into a mask
+    that the engine does not see, and the prompt of the proof is too short to show it.
+    """
+    window, positions = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
+    kinds = getattr(config, "layer_types", None) or ("sliding_attention",)
+    if not window or "sliding_attention" not in kinds or not getattr(config, "use_sliding_window", True):
+        return
+    if not any(windows.values()) and (positions is None or window < positions):
+        raise UnsupportedModel(
+            "model", spec.model, f"one whose layers tell the engine of their window ({window} tokens)"
+        )
 
 
 def _rows(what: str, spec: NamespaceSpec, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -104,6 +119,8 @@ def _through_the_engine(
         wanted = torch.arange(count, device=device)
         rows.append(runner.run(replace(step, rows=wanted, attention=replace(step.attention, writer=counted))))
         counted.check()
+        # As chunks of a prompt are computed, whose logits nobody wants: what follows attends to what this pass wrote.
+        runner.run(replace(step, rows=wanted[:0]))
         windows.update(step.attention.windows)
         sequence.computed += count
     sequence.computed -= STEPS[-1]

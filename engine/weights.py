@@ -79,11 +79,7 @@ def load_model(
         raise InvalidArgument("model", str(path), "a folder with config.json and safetensors files, or a GGUF file")
     identity, network = identity_of(path), _network(path, dtype)
     text = _text(path) if (path / "tokenizer.json").is_file() else None
-    try:
-        return adopt_model(network, identity, dtype, text=text, codec=codec, salt=salt)
-    except (AttributeError, TypeError, ValueError) as error:
-        # A family whose configuration lacks, or calls by other names, what a spec is made of.
-        raise UnsupportedModel("model", str(path), f"a decoder with the usual configuration ({error})") from error
+    return adopt_model(network, identity, dtype, text=text, codec=codec, salt=salt)
 
 
 def _text(path: Path) -> TextCodec:
@@ -125,7 +121,11 @@ def adopt_model(
     Raises UnsupportedModel if the engine's path does not compute what the module alone does (``proving.py``).
     """
     register_attention()
-    spec = spec_of(network.config, identity, dtype, **options)
+    try:
+        spec = spec_of(network.config, identity, dtype, **options)
+    except (AttributeError, TypeError) as error:
+        # A family whose configuration lacks, or calls by other names, what a spec is made of.
+        raise UnsupportedModel("model", identity.name, f"a decoder with the usual configuration ({error})") from error
     network.set_attn_implementation(ATTENTION_NAME)
     network.eval()
     windows = prove(network, spec)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvstore.client.aio import AsyncClient
     from kvstore.client.copying import aligned_buffer
     from kvstore.client.engine import EngineClient
-    from kvstore.client.options import ClientOptions, Control
+    from kvstore.client.options import ClientOptions, Control, Credentials
     from kvstore.client.payloads import BlockView, GotBlocks, PutBlocks
     from kvstore.client.pieces import Pieces, Pointer
     from kvstore.client.state import Backoff, Completion
@@ -29,6 +29,7 @@ __all__ = [
     "ClientOptions",
     "Completion",
     "Control",
+    "Credentials",
     "EngineClient",
     "Found",
     "GotBlocks",
@@ -48,6 +49,7 @@ _HOMES = {
     "ClientOptions": "kvstore.client.options",
     "Completion": "kvstore.client.state",
     "Control": "kvstore.client.options",
+    "Credentials": "kvstore.client.options",
     "EngineClient": "kvstore.client.engine",
     "Found": "kvstore.client.transfers",
     "GotBlocks": "kvstore.client.payloads",

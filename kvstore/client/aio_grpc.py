@@ -12,8 +12,8 @@ import grpc
 from kvstore.client.aio_connection import AsyncSessionConnection
 from kvstore.client.aio_uploads import Uploads
 from kvstore.client.arenas import Arenas
+from kvstore.client.channels import aio_channel, bearer
 from kvstore.client.grpc_errors import (
-    CHANNEL_OPTIONS,
     CLOSE_SECONDS_MAX,
     WRITES_DEFAULT,
     domain_error,
@@ -21,7 +21,7 @@ from kvstore.client.grpc_errors import (
     no_turn,
 )
 from kvstore.client.handshake import Welcome
-from kvstore.client.options import ClientOptions
+from kvstore.client.options import ClientOptions, Credentials
 from kvstore.client.session_connection import CALLS_MAX
 from kvstore.client.steps import Late
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
@@ -45,11 +45,13 @@ class AsyncGrpcConnection:
 
     generation = -1
 
-    def __init__(self, address: str, local: AsyncSessionConnection | None) -> None:
+    def __init__(
+        self, address: str, local: AsyncSessionConnection | None, credentials: Credentials | None = None
+    ) -> None:
         self._local = local
-        self._channel: Any = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._uploads = Uploads(address)
-        self._metadata: tuple[tuple[str, str], ...] = ()
+        self._channel: Any = aio_channel(address, credentials)
+        self._uploads = Uploads(address, credentials)
+        self._metadata: tuple[tuple[str, str], ...] = bearer(credentials)
         self._turns = asyncio.Semaphore(CALLS_MAX)
         """Turns of calls and Read streams: the daemon refuses too many of one peer at a time."""
         self._closed = False
@@ -69,7 +71,7 @@ class AsyncGrpcConnection:
     @classmethod
     async def open_remote(cls, address: str, options: ClientOptions) -> AsyncGrpcConnection:
         """Open a session without memory and keep it alive by a task."""
-        connection = cls(address, None)
+        connection = cls(address, None, options.credentials)
         request = session_pb2.OpenRemoteRequest(name=options.name, ttl_ms=options.remote_ttl_ms)
         try:
             reply = await connection.call(

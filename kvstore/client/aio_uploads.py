@@ -12,9 +12,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
-import grpc
-
-from kvstore.client.grpc_errors import CHANNEL_OPTIONS, no_turn
+from kvstore.client.channels import channel
+from kvstore.client.grpc_errors import no_turn
+from kvstore.client.options import Credentials
 
 _INHERITED: Final[list[Any]] = []
 """Channels of the parent's, in the child of a fork."""
@@ -23,8 +23,9 @@ _INHERITED: Final[list[Any]] = []
 class Uploads:
     """Sends Write streams, as many at a time as the daemon allows; the others wait in line."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self._address = address
+        self._credentials = credentials
         self._channel: Any = None
         self._turns = asyncio.Semaphore(1)
 
@@ -49,7 +50,7 @@ class Uploads:
 
     async def _send(self, method: str, messages: _Messages, metadata: Any, timeout_s: float) -> bytes:
         if self._channel is None:
-            self._channel = grpc.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+            self._channel = channel(self._address, self._credentials)
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         call: Any = self._channel.stream_unary(f"/{method}").future(messages, timeout=timeout_s, metadata=metadata)
         call.add_done_callback(lambda _: _tell(loop, ended))

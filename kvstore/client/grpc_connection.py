@@ -17,8 +17,8 @@ from typing import Any, Final
 import grpc
 
 from kvstore.client.arenas import Arenas
+from kvstore.client.channels import bearer, channel
 from kvstore.client.grpc_errors import (
-    CHANNEL_OPTIONS,
     CLOSE_SECONDS_MAX,
     WRITES_DEFAULT,
     domain_error,
@@ -26,7 +26,7 @@ from kvstore.client.grpc_errors import (
     no_turn,
 )
 from kvstore.client.handshake import Welcome
-from kvstore.client.options import ClientOptions
+from kvstore.client.options import ClientOptions, Credentials
 from kvstore.client.session_connection import CALLS_MAX, SessionConnection
 from kvstore.client.steps import Late
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
@@ -49,9 +49,9 @@ _INHERITED: Final[list[Any]] = []
 class _Calls:
     """Calls of one session over one channel. Closed for good once the daemon has gone or is another one."""
 
-    def __init__(self, address: str) -> None:
-        self._channel: Any = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._metadata: tuple[tuple[str, str], ...] = ()
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
+        self._channel: Any = channel(address, credentials)
+        self._metadata: tuple[tuple[str, str], ...] = bearer(credentials)
         self._boot_id = b""
         self._ids = itertools.count(1)
         self._futures: dict[int, Future[bytes]] = {}
@@ -224,7 +224,7 @@ class RemoteConnection:
     generation = -1
 
     def __init__(self, address: str, options: ClientOptions) -> None:
-        self._calls = _Calls(address)
+        self._calls = _Calls(address, options.credentials)
         try:
             opened = self._open(options)
         except KVStoreError:

@@ -21,6 +21,28 @@ class Control(Enum):
     """Over gRPC on the daemon's Unix socket; memory still comes over the session socket."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Credentials:
+    """How a client of a ``grpc://`` target proves who it is, and what proves the daemon to it.
+
+    ``token`` is what the daemon's policy knows. ``ca`` are the PEM roots of the daemon's certificate (empty: those that
+    gRPC comes with), ``cert`` and ``key`` the client's own for mutual TLS. ``tls`` False sends the token in plain text:
+    for a daemon on loopback.
+    """
+
+    token: str = ""
+    ca: bytes = b""
+    cert: bytes = b""
+    key: bytes = b""
+    tls: bool = True
+
+    def __post_init__(self) -> None:
+        if bool(self.cert) != bool(self.key):
+            raise InvalidArgument("credentials.cert", "without its key, or a key without it", "both or neither")
+        if self.token and (not self.token.isascii() or not self.token.isprintable()):
+            raise InvalidArgument("credentials.token", "not shown", "printable ASCII")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
     """Settings of a client.
@@ -50,6 +72,8 @@ class ClientOptions:
     remote_ttl_ms: int = 30_000
     """How long a remote session outlives its last keepalive."""
     backoff: Backoff = field(default_factory=Backoff)
+    credentials: Credentials | None = None
+    """For a ``grpc://`` target: TLS and a bearer token. None connects in plain text, which daemons take on loopback."""
 
     def __post_init__(self) -> None:
         if self.buffer_bytes < 0:

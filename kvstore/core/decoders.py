@@ -76,7 +76,7 @@ def spec_of(
         revision=identity.revision,
         dtype=dtype,
         layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=_kv_heads(config),
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         block_tokens=block_tokens,
         rope=canonical_json(rope) if rope else "",
@@ -84,6 +84,13 @@ def spec_of(
         salt=salt,
         extra=canonical_json({"config_sha256": config_digest(config)}),
     )
+
+
+def _kv_heads(config: Any) -> int:
+    """Heads that K and V have. Families from before grouped heads say with a flag that there is one."""
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def config_digest(config: Any) -> str:

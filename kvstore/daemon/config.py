@@ -20,6 +20,7 @@ from kvstore.wire.paths import default_socket, grpc_socket
 
 _LOOPBACK: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+)")
 _METRICS: Final = re.compile(r"(?:([^\s:\[\]/]+|\[[0-9a-fA-F:]+\])?:)?(\d{1,5})")
+_ADDRESS: Final = re.compile(r"([^\s:\[\]/]+|\[[0-9a-fA-F:]+\]):(\d+)")
 _PORT_MAX: Final = 65_535
 _WORDS: Final = {
     "less_than_equal": "at most {le}",
@@ -84,8 +85,24 @@ class Config(BaseModel):
     grpc: bool = Field(True, description="Serve gRPC on its Unix socket.")
     listen: str = Field(
         "",
-        description="Also serve gRPC at this TCP address, such as 127.0.0.1:7070. Off if empty. Plain text, so only "
-        "loopback addresses are taken; callers have data rights and no admin rights.",
+        description="Also serve gRPC at this TCP address, such as 127.0.0.1:7070. Off if empty. Beyond loopback it "
+        "needs tls_cert, tls_key, and a policy or tls_client_ca (or insecure_tcp).",
+    )
+    tls_cert: Path | None = Field(
+        None, description="PEM file of the TCP port's certificate chain; SIGHUP reads it again."
+    )
+    tls_key: Path | None = Field(None, description="PEM file of its key.")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of the authority whose certificates clients of the TCP port must have (mutual TLS)."
+    )
+    policy: Path | None = Field(
+        None,
+        description="TOML file that says which bearer tokens and users may read, write and administer which "
+        "namespaces (see security.md); SIGHUP reads it again. Without one all callers have data rights.",
+    )
+    insecure_tcp: bool = Field(
+        False,
+        description="Open listen beyond loopback without TLS or without asking who calls. Anybody reads anything.",
     )
     metrics_listen: str = Field(
         "",
@@ -176,18 +193,31 @@ class Config(BaseModel):
         if self.ssd and self.ssd_dir is None:
             raise InvalidArgument("ssd_dir", "unset", "a directory, since ssd is not 0")
         if self.listen:
-            address = _LOOPBACK.fullmatch(self.listen)
-            if address is None:
-                raise InvalidArgument(
-                    "listen", repr(self.listen), "a loopback address such as 127.0.0.1:7070, since it is plain text"
-                )
-            if int(address[2]) > _PORT_MAX:
-                raise InvalidArgument("listen", repr(self.listen), f"a port of at most {_PORT_MAX}; 0 takes any")
+            self._check_listen()
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidArgument("tls_cert", str(self.tls_cert), "a file beside tls_key, or neither of them")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise InvalidArgument("tls_client_ca", str(self.tls_client_ca), "tls_cert and tls_key beside it")
         _ = self.metrics_address
         for key in ("device_eviction", "host_eviction", "ssd_eviction"):
             if (name := getattr(self, key)) not in policies():
                 raise InvalidArgument(key, repr(name), " or ".join(policies()))
         return self
+
+    def _check_listen(self) -> None:
+        loopback, address = _LOOPBACK.fullmatch(self.listen), _ADDRESS.fullmatch(self.listen)
+        if address is None:
+            raise InvalidArgument("listen", repr(self.listen), "an address such as 127.0.0.1:7070 or [::]:7070")
+        if int(address[2]) > _PORT_MAX:
+            raise InvalidArgument("listen", repr(self.listen), f"a port of at most {_PORT_MAX}; 0 takes any")
+        asked = self.policy is not None or self.tls_client_ca is not None
+        if loopback is None and not self.insecure_tcp and (self.tls_cert is None or not asked):
+            raise InvalidArgument(
+                "listen",
+                repr(self.listen),
+                "a loopback address such as 127.0.0.1:7070; beyond it tls_cert, tls_key, and a policy or tls_client_ca "
+                "(insecure_tcp opens it all the same)",
+            )
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:

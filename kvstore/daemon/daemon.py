@@ -25,8 +25,10 @@ from kvstore.core.types import JobId, SessionId
 from kvstore.daemon.build import Tiers, build_store, build_tiers, naming
 from kvstore.daemon.config import Config, format_size
 from kvstore.daemon.metrics import Snapshot
+from kvstore.daemon.rights import make_tls, reload
 from kvstore.daemon.turns import Turns
 from kvstore.daemon.watchdog import Watchdog
+from kvstore.rpc.access import Access
 from kvstore.rpc.context import Services
 from kvstore.rpc.dispatch import Dispatcher
 from kvstore.rpc.grpc_server import GrpcServer
@@ -67,6 +69,7 @@ class Daemon:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions_server: SessionServer | None = None
         self.grpc_port = self.metrics_port = 0
+        self._reload: Callable[[], None] | None = None
 
     def stop(self) -> None:
         """End the run. Safe from any thread once ``on_ready`` was called."""
@@ -100,7 +103,9 @@ class Daemon:
 
     async def _serve(self, store: Store, tiers: Tiers, began: float) -> None:
         config = self._config
-        sessions = Sessions(store, self._clock)
+        access = Access(config.policy)
+        tls = make_tls(config)
+        sessions = Sessions(store, self._clock, access)
         dispatcher = Dispatcher(Services(store, sessions, __version__, os.getpid(), looked_at=self._turns.counters))
         admins = frozenset({0, os.getuid(), *config.admin_uids})
         trusted = frozenset({0, os.getuid(), *config.device_uids})
@@ -111,7 +116,9 @@ class Daemon:
             socket=config.grpc_socket if config.grpc else None,
             listen=config.listen,
             mode=config.socket_mode,
+            tls=tls,
         )
+        self._reload = lambda: reload(access, tls, sessions, server)
         watchdog = Watchdog(config.watchdog_s)
         metrics: MetricsServer | None = None
         expiry: asyncio.Task[None] | None = None
@@ -177,7 +184,7 @@ class Daemon:
                 found.mode,
             )  # fmt: skip
         where = f"{config.socket}" + (f", gRPC at {config.grpc_socket}" if config.grpc else "")
-        where += f", TCP port {port}, plain text" if port else ""
+        where += f", TCP port {port}, {'TLS' if config.tls_cert else 'plain text'}" if port else ""
         where += f", metrics at port {self.metrics_port}" if self.metrics_port else ""
         log.info(
             "ready: kvstored %s pid %d boot %s at %s, after %.2f s",
@@ -207,7 +214,9 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._hung_up)
 
     def _hung_up(self) -> None:
-        log.info("SIGHUP: still serving; the configuration is read at start only, so restart for another one")
+        log.info("SIGHUP: policy and certificate are read again; the configuration is read at start only")
+        if self._reload is not None:
+            self._reload()
 
     def _signalled(self, number: signal.Signals) -> None:
         log.info("%s: stopping", signal.Signals(number).name)

@@ -41,6 +41,8 @@ class CallContext:
     opened: Session | None
     admin: bool
     peer: str
+    bearer: str = field(default="", repr=False)
+    """The authorization header of a gRPC call; only the call that opens a session looks at it."""
     gone: threading.Event = field(default_factory=threading.Event)
     """Set when nobody waits for the answer any more: the call was cancelled, or its connection has ended.
     What takes long asks between its steps."""

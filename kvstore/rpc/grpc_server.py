@@ -2,9 +2,9 @@
 
 gRPC does not say who is at the other end of a Unix socket, so no right follows from having connected: a caller has the
 rights of the session whose token it sends, and whoever has none may open a remote session, ask for health and
-reflection, and nothing else. Admin rights were settled by the kernel's word when that session was opened on the session
-socket; over TCP, which is plain text, even such a token gives none. Every reply's initial metadata carries the daemon's
-boot id.
+reflection, and nothing else. Where there is a policy (``access.py``), opening one takes a bearer token, and gives what
+the policy gives for that. Admin rights that the kernel's word gave to a session of the session socket hold on the Unix
+socket only. Every reply's initial metadata carries the daemon's boot id.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from kvstore.core.errors import (
     Unavailable,
 )
 from kvstore.core.request import REQUEST
+from kvstore.rpc.access import AUTHORIZATION
 from kvstore.rpc.context import CallContext
 from kvstore.rpc.dispatch import Dispatcher, parse
 from kvstore.rpc.listener import check_socket_path, remove_socket
 from kvstore.rpc.sessions import peer_name
 from kvstore.rpc.streams import Streams
 from kvstore.rpc.table import METHODS
+from kvstore.rpc.tls import Tls
 from kvstore.v1 import cache_pb2, events_pb2
 from kvstore.wire.errors import (
     BOOT_METADATA,
@@ -91,6 +93,7 @@ class GrpcServer:
         listen: str = "",
         mode: int = 0o600,
         idle_s: float = STREAM_IDLE_S,
+        tls: Tls | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._streams = Streams(dispatcher)
@@ -98,6 +101,7 @@ class GrpcServer:
         self._listen = listen
         self._mode = mode
         self._idle_s = idle_s
+        self._tls = tls
         self._calls: Counter[str] = Counter()
         """Calls under way, by peer."""
         self._numbers = itertools.count(1)
@@ -140,7 +144,7 @@ class GrpcServer:
                 os.umask(mask)
             self._socket.chmod(self._mode)
         if self._listen:
-            self.port = _add_port(server, self._listen)
+            self.port = _add_port(server, self._listen, self._tls)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Tell health checkers, let calls under way end for ``grace_s``, remove the socket file. Idempotent."""
@@ -262,14 +266,19 @@ class GrpcServer:
         return ((BOOT_METADATA, self._dispatcher.services.store.boot_id),)
 
     def _caller(self, context: Context) -> CallContext:
-        """Who calls: nobody but by its token; admin only by an admin's token on the Unix socket."""
+        """Who calls: nobody but by its token."""
         peer, sent = context.peer(), dict(context.invocation_metadata() or ())
         REQUEST.set(request_of(sent.get(REQUEST_METADATA)) or f"g{next(self._numbers)}")
         token = sent.get(SESSION_METADATA)
         if token is None:
-            return CallContext(self._dispatcher.services, None, False, peer)
+            bearer = sent.get(AUTHORIZATION)
+            return CallContext(
+                self._dispatcher.services, None, False, peer, bearer=bearer if isinstance(bearer, str) else ""
+            )
         session, admin = self._dispatcher.services.sessions.find(token_of(token))
-        return CallContext(self._dispatcher.services, session, admin and peer.startswith("unix:"), peer)
+        # A remote session is an admin's by its bearer token; one of this host by the kernel's word, which ends here.
+        trusted = session.remote or peer.startswith("unix:")
+        return CallContext(self._dispatcher.services, session, admin and trusted, peer)
 
 
 class _Table(grpc.GenericRpcHandler):
@@ -307,9 +316,12 @@ def parse_chunk(payload: bytes) -> cache_pb2.WriteChunk:
     return chunk
 
 
-def _add_port(server: grpc.aio.Server, address: str) -> int:
+def _add_port(server: grpc.aio.Server, address: str, tls: Tls | None = None) -> int:
     try:
-        port = server.add_insecure_port(address)
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, tls.credentials())
     except RuntimeError as error:
         raise Unavailable(f"gRPC can not listen at {address}: {error}", field="listen", value=address) from error
     if not port:

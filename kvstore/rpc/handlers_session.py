@@ -11,7 +11,7 @@ from kvstore.wire.verbs.checks import name_of
 def open_remote(ctx: CallContext, request: session_pb2.OpenRemoteRequest) -> session_pb2.OpenRemoteResponse:
     """Sessions/OpenRemote."""
     sessions = ctx.services.sessions
-    session = sessions.open_remote(name_of("name", request.name), request.ttl_ms, ctx.peer)
+    session = sessions.open_remote(name_of("name", request.name), request.ttl_ms, ctx.peer, ctx.bearer)
     return session_pb2.OpenRemoteResponse(
         token=session.token, boot_id=ctx.boot_id, ttl_ms=session.ttl_ms, writes_max=PEER_WRITES_MAX
     )

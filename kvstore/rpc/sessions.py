@@ -6,14 +6,17 @@ long as their connection; remote ones until they close themselves or miss their 
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from kvstore.core.clock import Clock
 from kvstore.core.errors import InvalidArgument, Unauthenticated
 from kvstore.core.types import SessionId
+from kvstore.rpc.access import EVERYTHING, Access, Grant
 from kvstore.store.session import Session
 from kvstore.store.store import Store
 
@@ -34,8 +37,12 @@ class RemoteSession:
 
 @dataclass(slots=True)
 class _Entry:
+    """``now`` says what its caller may do by the policy in force; ``grant`` what it was when it was opened."""
+
     session: Session
     admin: bool
+    grant: Grant
+    now: Callable[[], Grant]
     ttl_ms: int = 0
     expires: float = float("inf")
 
@@ -43,8 +50,9 @@ class _Entry:
 class Sessions:
     """Tokens of living sessions. The store bounds how many there are."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, access: Access | None = None) -> None:
         self._store = store
+        self.access = access or Access()
         self._clock = clock
         self._lock = threading.Lock()
         self._by_token: dict[bytes, _Entry] = {}
@@ -53,29 +61,44 @@ class Sessions:
         """Remote sessions that missed their keepalive, so far."""
 
     def add_local(self, session: Session, *, admin: bool) -> bytes:
-        """Make a token for the session of a connection."""
-        return self._add(_Entry(session, admin))
+        """Make a token for the session of a connection. Its user's rights go with it."""
+        return self._add(
+            _Entry(session, admin, self.access.of_uid(session.uid), lambda: self.access.of_uid(session.uid))
+        )
 
-    def open_remote(self, name: str, ttl_ms: int, peer: str) -> RemoteSession:
-        """Open a session that lives by keepalive. ``ttl_ms`` 0 takes the default."""
+    def open_remote(self, name: str, ttl_ms: int, peer: str, bearer: str = "") -> RemoteSession:
+        """Open a session that lives by keepalive. ``ttl_ms`` 0 takes the default. Raises Unauthenticated where the
+        policy does not know ``bearer``, an authorization header.
+        """
+        grant = self.access.of_bearer(bearer)
         ttl_ms = ttl_ms or TTL_MS_DEFAULT
         if not TTL_MS_MIN <= ttl_ms <= TTL_MS_MAX:
             raise InvalidArgument("ttl_ms", ttl_ms, f"{TTL_MS_MIN} to {TTL_MS_MAX}, or 0 for {TTL_MS_DEFAULT}")
         session = self._store.open_session(name or peer, remote=True, peer=peer_name(peer))
-        entry = _Entry(session, admin=False, ttl_ms=ttl_ms, expires=self._clock.now() + ttl_ms / 1000)
+        entry = _Entry(session, grant.admin, grant, lambda: self.access.of_bearer(bearer))
+        entry.ttl_ms, entry.expires = ttl_ms, self._clock.now() + ttl_ms / 1000
         return RemoteSession(session.session_id, self._add(entry), ttl_ms)
 
     def _add(self, entry: _Entry) -> bytes:
         token = secrets.token_bytes(TOKEN_BYTES)
+        if entry.grant != EVERYTHING:
+            entry.session.restrict(entry.grant.right)
         with self._lock:
-            self._by_token[token] = entry
-            self._token_of[entry.session.session_id] = token
+            # By its digest: how far a guess is right does not show in the time of a look-up.
+            self._by_token[_digest(token)] = entry
+            self._token_of[entry.session.session_id] = _digest(token)
         return token
+
+    def changed(self) -> list[SessionId]:
+        """Sessions whose callers have other rights by now than when they were opened, which are to end."""
+        with self._lock:
+            entries = list(self._by_token.values())
+        return [entry.session.session_id for entry in entries if entry.grant != _now(entry)]
 
     def find(self, token: bytes) -> tuple[Session, bool]:
         """Session and admin right of a token. Unauthenticated if it is unknown or its session has ended."""
         with self._lock:
-            entry = self._by_token.get(token)
+            entry = self._by_token.get(_digest(token))
             if entry is None or entry.expires < self._clock.now():
                 raise Unauthenticated(
                     "the session token is unknown, or its session has ended; open a new session",
@@ -123,6 +146,18 @@ class Sessions:
             self.close(session_id)
         self.expired += len(late)
         return len(late)
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+def _now(entry: _Entry) -> Grant | None:
+    """What the caller of a session may do by now; None if the policy does not know it any more."""
+    try:
+        return entry.now()
+    except Unauthenticated:
+        return None
 
 
 def peer_name(peer: str) -> str:

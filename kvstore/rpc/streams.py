@@ -129,6 +129,7 @@ class Streams:
             raise InvalidArgument("header", "unset", "a WriteHeader in the first message")
         header = Header.of(first.header)
         namespace = session.opened(header.namespace_id)
+        session.check_writes(header.namespace_id)
         layout = namespace.layout
         size = len(header.keys) * layout.layers * layout.raw_slice_bytes
         if size > WRITE_BYTES_MAX:

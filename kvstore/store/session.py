@@ -25,8 +25,9 @@ from kvstore.cache import (
     PlanPass,
     ReserveResult,
 )
-from kvstore.core.errors import Unavailable
+from kvstore.core.errors import PermissionDenied, Unavailable
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
+from kvstore.core.rights import Right, Rights
 from kvstore.core.stop import Stop, never
 from kvstore.core.types import (
     Area,
@@ -82,6 +83,8 @@ class Session:
     def __init__(self, verbs: Verbs, owner: Owner) -> None:
         self._verbs = verbs
         self._owner = owner
+        self._rights: Rights | None = None
+        self._only_read: set[NamespaceId] = set()
         self.name = owner.name
         """Its name for people."""
         self.uid, self.pid = owner.uid, owner.pid
@@ -110,7 +113,32 @@ class Session:
         self, spec: NamespaceSpec, *, name: str = "", policy: NamespacePolicy | None = None
     ) -> OpenedNamespace:
         """See ``Cache.open_namespace``. *Blocks* on the first opening if there is a disk."""
+        if self._rights is not None:
+            self._check_right(spec, self._rights(spec), policy)
         return self._verbs.opening.open(self._owner, spec, name, policy)
+
+    def restrict(self, rights: Rights) -> None:
+        """From here on it opens only what ``rights`` gives, and writes only where that says so."""
+        self._rights = rights
+
+    def _check_right(self, spec: NamespaceSpec, right: Right, policy: NamespacePolicy | None) -> None:
+        if right is Right.READ and policy is not None:
+            raise PermissionDenied("how a namespace is kept is for those who may write it", field="policy")
+        if right is Right.NONE:
+            raise PermissionDenied(
+                "the policy gives this caller no right to this namespace", field="spec", expected="a pattern that fits"
+            )
+        if right is Right.READ:
+            self._only_read.add(spec.namespace_id)
+
+    def check_writes(self, namespace_id: NamespaceId) -> None:
+        """Raise PermissionDenied where the rights are to read only: for who writes on its behalf."""
+        if namespace_id in self._only_read:
+            raise PermissionDenied(
+                "the policy lets this caller read this namespace and not write it",
+                field="namespace_id",
+                expected="the role data-write",
+            )
 
     def opened(self, namespace_id: NamespaceId) -> Namespace:
         """Spec, policy and layout of a namespace that it has opened, to be looked at. Raises UnknownNamespace."""
@@ -138,6 +166,7 @@ class Session:
         whole: bool = False,
     ) -> ReserveResult:
         """See ``Cache.reserve``."""
+        self.check_writes(namespace_id)
         return self._verbs.put.reserve(
             self._owner, namespace_id, tier, keys, count, durability, standing=standing, whole=whole
         )
@@ -152,6 +181,7 @@ class Session:
         lease_id: LeaseId | None = None,
     ) -> CommitResult:
         """See ``Cache.commit``. *Blocks*."""
+        self.check_writes(namespace_id)
         return self._verbs.put.commit(self._owner, namespace_id, entries, token_ids, durability, lease_id)
 
     def abort(self, reservation_ids: Sequence[ReservationId]) -> int:
@@ -201,6 +231,7 @@ class Session:
 
     def remove(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> tuple[Outcome, ...]:
         """See ``Cache.remove``."""
+        self.check_writes(namespace_id)
         return self._verbs.removal.remove(self._owner, namespace_id, keys)
 
     def flush(self, timeout_ms: int = 30_000) -> int:

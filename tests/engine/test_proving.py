@@ -30,10 +30,11 @@ class Never(LlamaAttention):
 
 
 class Deaf(LlamaAttention):
-    """Does not hand on what the step needs, as families with an older interface do."""
+    """Does not hear what the caller says beside the tokens, as in families with an older interface."""
 
     def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> Any:
-        return super().forward(hidden_states, **{k: v for k, v in arguments.items() if k != "paged_step"})
+        known = {name: arguments[name] for name in ("position_embeddings", "attention_mask")}
+        return super().forward(hidden_states, **known)
 
 
 class Biased(LlamaAttention):
@@ -60,7 +61,6 @@ def adopt(attention: type[LlamaAttention], layer: int) -> Model:
     [
         (Twice, "exactly once (layer 1 writes them 2 times)"),
         (Never, "exactly once (layer 1 writes them 0 times)"),
-        (Deaf, "the engine runs (KeyError: 'paged_step')"),
         (Biased, "those of the library alone (off by"),
     ],
 )
@@ -73,8 +73,17 @@ def test_attention_that_the_engine_would_get_wrong_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_same_model_with_plain_attention_is_served() -> None:
-    assert adopt(LlamaAttention, 1).spec.layers == SIZES["num_hidden_layers"]
+@pytest.mark.parametrize("attention", [LlamaAttention, Deaf])
+def test_the_same_model_with_plain_attention_is_served(attention: type[LlamaAttention]) -> None:
+    assert adopt(attention, 1).spec.layers == SIZES["num_hidden_layers"]
+
+
+def test_a_window_that_the_layers_do_not_tell_of_is_refused() -> None:
+    """Llama's masks and layers know of none, so this is a family that hides it."""
+    network = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    network.config.sliding_window = 50
+    with pytest.raises(UnsupportedModel, match="tell the engine of their window"):
+        adopt_model(network, Identity("tiny", "window"), "float32")
 
 
 def test_a_model_that_computes_no_numbers_is_refused() -> None:
