@@ -9,7 +9,7 @@ from kvstore.client import Client, ClientOptions
 from kvstore.client.grpc_errors import domain_error
 from kvstore.core.errors import PermissionDenied, Unauthenticated, UnknownNamespace
 from kvstore.rpc.table import METHODS
-from kvstore.v1 import admin_pb2, cache_pb2, events_pb2, leases_pb2, session_pb2
+from kvstore.v1 import admin_pb2, cache_pb2, events_pb2, leases_pb2, plans_pb2, session_pb2
 from kvstore.wire.messages import spec_message
 from tests.client.harness import blocks_of, chain, small_spec
 
@@ -96,6 +96,7 @@ NAMED = {
     "kvstore.v1.Cache/Prefetch": cache_pb2.PrefetchRequest(keys=bytes(32), tier=2),
     "kvstore.v1.Cache/Remove": cache_pb2.RemoveRequest(keys=bytes(32)),
     "kvstore.v1.Cache/Read": cache_pb2.ReadRequest(keys=bytes(32)),
+    "kvstore.v1.Plans/OpenPlan": plans_pb2.OpenPlanRequest(keys=bytes(32), piece_bytes=1 << 20, pieces=2),
     "kvstore.v1.Leases/HoldLease": leases_pb2.HoldLeaseRequest(keys=bytes(32)),
     "kvstore.v1.Leases/ReleaseLease": leases_pb2.ReleaseLeaseRequest(keys=bytes(32)),
 }
