@@ -2,7 +2,7 @@
 
 Each family is a tiny random model. It is served, and then the greedy tokens of two prompts that share a start are those
 of the library alone, cold and from the cache; or it is refused in one line. Anything else is a fault (exit code 1).
-Run with ``python -m kvstore.tools.model_table`` (some minutes), or with the names of families.
+Run with ``python -m kvstore.engine.model_table`` (some minutes), or with the names of families.
 """
 
 from __future__ import annotations
