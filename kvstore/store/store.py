@@ -184,7 +184,8 @@ class Store:
     @property
     def last_event(self) -> int:
         """Sequence of the newest event; the epoch before the first."""
-        return self._state.book.events.last
+        with self._state.locked() as book:
+            return book.events.last
 
     def on_events(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` (outside the lock, from any thread) after new events; returns what unsubscribes it."""

@@ -224,7 +224,7 @@ def test_a_read_ends_its_own_pins_and_leaves_those_of_others_to_their_threads(wo
         large = session.grant_lease("large", 60_000)
         leases.leases[large].pins.update(dict.fromkeys(range(1 << 40, (1 << 40) + 3 * SECTION_THINGS)))
         unpinned = []
-        book = world.store._state.book
+        book = world.store._state._book
         real, book.unpin_all = book.unpin_all, unpinned.extend
         rest = session.begin_release(large)
         unpinned.clear()

@@ -44,7 +44,7 @@ def idle(world):
     reading = world.store._verbs.plans._reading
     while reading._by_native:
         os.sched_yield()
-    assert world.store._state.book.pins == {}
+    assert world.store._state._book.pins == {}
     assert not world.store._state.owners.plans
     assert not world.store._state.owners.leases
     owner = world.cache._owner

@@ -128,4 +128,4 @@ def test_token_ids_of_blocks_that_were_refused_are_not_kept(world):
     entry = CommitEntry(reserved.reservation_ids[0], key, missing)
     refused = world.cache.commit(world.namespace_id, [entry], token_ids=tokens)
     assert refused.reasons == (Reason.PARENT_MISSING,)
-    assert world.store._state.book.news.token_ids == {}
+    assert world.store._state._book.news.token_ids == {}

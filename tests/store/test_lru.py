@@ -98,10 +98,10 @@ def test_eviction_does_a_bounded_number_of_steps_whatever_the_chains(make_world,
     steps = 0
     judge = type(world.store._movement.space).judge
 
-    def counted(self, slot, tier):
+    def counted(self, book, slot, tier):
         nonlocal steps
         steps += 1
-        return judge(self, slot, tier)
+        return judge(self, book, slot, tier)
 
     monkeypatch.setattr(type(world.store._movement.space), "judge", counted)
     world.put(world.chain(1, 400))
@@ -133,16 +133,16 @@ def test_nothing_is_freed_if_not_enough_can_be(make_world):
     world.put(keys)
     lease = world.cache.grant_lease("all but the leaf", 10_000)
     world.cache.fetch(world.namespace_id, keys[:3], Target.IN_PLACE, lease_id=lease)
-    with world.store._state.locked():
+    with world.store._state.locked() as book:
         space = world.store._movement.space
-        assert space.gather(Tier.HOST, 2 * 8192, demote=True) is None
-        assert [v.nbytes for v in space.gather(Tier.HOST, 8192, demote=True)] == [8192]
+        assert space.gather(book, Tier.HOST, 2 * 8192, demote=True) is None
+        assert [v.nbytes for v in space.gather(book, Tier.HOST, 8192, demote=True)] == [8192]
     assert not world.store._movement.make_room(Tier.HOST, 2 * 8192)
     assert len(world.residency(keys)) == 4
 
 
 def test_ghosts_keep_children_and_go_with_them(world):
-    book = world.store._state.book
+    book = world.store._state._book
     keys = world.chain(1, 3)
     world.put(keys)
     assert world.cache.remove(world.namespace_id, keys[:1]) == (Outcome.HIT,)
@@ -160,7 +160,7 @@ def test_ghosts_keep_children_and_go_with_them(world):
 
 
 def test_slots_are_used_again_without_a_trace(world):
-    book = world.store._state.book
+    book = world.store._state._book
     for round_number in range(3):
         keys = world.chain(round_number, 5)
         world.put(keys)

@@ -239,7 +239,7 @@ def test_a_block_removed_while_it_is_written_does_not_come_back(make_world, disk
     assert world.residency(keys) == ()
     assert disk.keys() == []
     assert world.store.status().tiers[1].used_bytes == 0
-    assert len(world.store._state.book.index) == 0
+    assert len(world.store._state._book.index) == 0
 
 
 def test_a_block_stored_again_while_its_old_copy_is_written(make_world, disk):

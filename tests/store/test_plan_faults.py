@@ -61,7 +61,7 @@ def test_a_flipped_bit_ends_the_plan_with_its_block_named_and_set_aside(world, t
         plan.restart()
         with pytest.raises(PlanEnded):
             next(plan.pieces())
-    assert not world.store._state.book.has(world.store._state.book.find((world.namespace_id, keys[23])), Tier.SSD)
+    assert not world.store._state._book.has(world.store._state._book.find((world.namespace_id, keys[23])), Tier.SSD)
     assert any(entry.key == keys[23] for entry in world.disk.quarantine())
     idle(world)
 

@@ -90,10 +90,10 @@ def test_children_found_before_their_parents_know_their_depth(make_world, disk, 
     for key in reversed(trunk):
         # Without the rest of its chain, as when an engine holds the others.
         world.clock.advance(1.0)
-        world.store._state.book.use([world.store._state.book.index.slots(0)[key]])
+        world.store._state._book.use([world.store._state._book.index.slots(0)[key]])
     world.close()
     again = make_world(disk=disk)
-    index = again.store._state.book.index
+    index = again.store._state._book.index
     assert [index.depth[index.slots(0)[key]] for key in (*trunk, *other)] == [*range(blocks), 0]
     assert len(again.residency(trunk)) == blocks
     assert violations(again.store) == []

@@ -125,7 +125,7 @@ def stress(make_world, policy, rounds):
     status = world.store.status()
     assert (status.leases, status.reservations, status.jobs) == (0, 0, 0)
     assert all(counters[name] == 0 for name in ("copies_pinned", "blocks_held"))
-    assert {t: getattr(world.store._state.book, t) for t in ("io", "refs", "fills", "doomed")} == {
+    assert {t: getattr(world.store._state._book, t) for t in ("io", "refs", "fills", "doomed")} == {
         "io": {}, "refs": {}, "fills": {}, "doomed": {},
     }  # fmt: skip
 

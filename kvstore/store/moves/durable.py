@@ -15,6 +15,7 @@ from kvstore.store.columns.index import NONE
 from kvstore.store.moves.move import Failures, Movement
 from kvstore.store.moves.persist import Persister, in_chains
 from kvstore.store.report import FlushReport
+from kvstore.store.tables.book import Book
 from kvstore.store.tables.state import parts
 
 log = logging.getLogger(__name__)
@@ -37,16 +38,15 @@ class Durably:
             failures = self._write_once(slots)
             left: list[int] = []
             for part in parts(slots):
-                with self._state.locked():
-                    self._movement.forget_lost()
-                    left += [slot for slot in part if slot not in failures and self._is_missing(slot)]
+                with self._state.locked() as book:
+                    self._movement.forget_lost(book)
+                    left += [slot for slot in part if slot not in failures and self._is_missing(book, slot)]
             if not left:
                 return failures
         return failures | dict.fromkeys(left, Reason.DROPPED)
 
-    def _is_missing(self, slot: int) -> bool:
-        """Whether a block, or the one before it, is in memory and not on SSD. Lock held."""
-        book = self._state.book
+    def _is_missing(self, book: Book, slot: int) -> bool:
+        """Whether a block, or the one before it, is in memory and not on SSD."""
         residency = book.index.residency
         return any(
             residency[one] and not residency[one] & self._state.stored
@@ -67,10 +67,10 @@ class Durably:
             return dict.fromkeys(slots, Reason.TIER_UNAVAILABLE)
         return self._inherited(slots, failures)
 
-    def is_durable(self, slot: int) -> bool:
-        """Whether a block and its parent are on SSD, and all that was written there is synced. Lock held, and what the
-        disk has lost forgotten before."""
-        book, parent = self._state.book, self._state.book.index.parent[slot]
+    def is_durable(self, book: Book, slot: int) -> bool:
+        """Whether a block and its parent are on SSD, and all that was written there is synced, where what the disk
+        has lost was forgotten before."""
+        parent = book.index.parent[slot]
         synced = self._state.synced >= self._state.writes
         residency, stored = book.index.residency, self._state.stored
         return bool(synced and residency[slot] & stored and (parent < 0 or residency[parent] & stored))
@@ -89,7 +89,7 @@ class Durably:
             self._write_some(ordered[begin : begin + step])
         failure = "" if self._sync() else "what was written could not be synced"
         with self._state.locked() as book:
-            self._movement.forget_lost()
+            self._movement.forget_lost(book)
             slots, residency = map(book.find, names), book.index.residency
             left = sum(
                 bool(residency[slot]) and not residency[slot] & self._state.stored for slot in slots if slot != NONE
@@ -102,7 +102,7 @@ class Durably:
     def _missing(self) -> list[int]:
         """Slots of blocks that are not on SSD, chain by chain; sorted from copies of the columns, without the lock."""
         with self._state.locked() as book:
-            self._movement.forget_lost()
+            self._movement.forget_lost(book)
             index = book.index
             residency = np.frombuffer(index.residency, np.uint8)[: index.top]
             missing = np.flatnonzero((residency != 0) & (residency & self._state.stored == 0))

@@ -13,7 +13,7 @@ from kvstore.store.columns.index import PAGE_BITS
 from kvstore.store.moves import copies
 from kvstore.store.moves.move import Failures
 from kvstore.store.moves.promote import Promoter
-from kvstore.store.tables.book import copy_number
+from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Lease, Owner
 from kvstore.store.tables.places import place_of
@@ -91,9 +91,9 @@ class Loading:
         memory = (Tier.HOST,) if on_gpu else (Tier.HOST, Tier.DEVICE)
         self._sources = (*memory, *state.storages)
 
-    def pin(self, load: Load, position: int) -> bool:
-        """Pin a block where the target allows it to lie; False if bytes have to move first. Lock held."""
-        book, slot, lease = self._state.book, load.slots[position], load.lease
+    def pin(self, book: Book, load: Load, position: int) -> bool:
+        """Pin a block where the target allows it to lie; False if bytes have to move first."""
+        slot, lease = load.slots[position], load.lease
         residency = book.index.residency[slot]
         for tier in _WANTED[load.target]:
             if residency & tier.bit:
@@ -110,11 +110,11 @@ class Loading:
         load.settle(position, Outcome.HIT, Reason.NONE, place_of(book, slot, tier, load.layers[0]))
         return True
 
-    def task(self, load: Load, finish: Callable[[], None]) -> Callable[[], None]:
+    def task(self, load: Load, finish: Callable[[Book], None]) -> Callable[[], None]:
         """The work of a load for a mover. ``finish`` is called once at its end, lock held, whatever happens."""
 
         def run() -> None:
-            with self._state.locked():
+            with self._state.locked() as book:
                 if load.over:
                     return
                 load.begun = True
@@ -123,22 +123,22 @@ class Loading:
                     if not self._abandoned(load):
                         self._move(load, load.moving[begin : begin + CHUNK_BLOCKS])
             finally:
-                with self._state.locked():
-                    self._end(load, finish)
+                with self._state.locked() as book:
+                    self._end(book, load, finish)
 
         return run
 
-    def cancel(self, load: Load, finish: Callable[[], None]) -> None:
-        """End a load that nobody can use any more, if it has not begun: else it ends after its next step. Lock held."""
+    def cancel(self, book: Book, load: Load, finish: Callable[[Book], None]) -> None:
+        """End a load that nobody can use any more, if it has not begun: else it ends after its next step."""
         if not load.begun and not load.over:
-            self._end(load, finish)
+            self._end(book, load, finish)
 
-    def _end(self, load: Load, finish: Callable[[], None]) -> None:
+    def _end(self, book: Book, load: Load, finish: Callable[[Book], None]) -> None:
         load.over = True
         for position in load.moving:
             if load.pending(position):
                 load.settle(position, Outcome.MISS, Reason.DROPPED)
-        finish()
+        finish(book)
 
     def _abandoned(self, load: Load) -> bool:
         """Whether nobody can use the rest: the session or the lease has ended."""
@@ -155,27 +155,26 @@ class Loading:
             slots = [load.slots[p] for p in left]
             to_tier = self._promoter.to_device if load.target is Target.DEVICE else self._promoter.to_host
             failures = to_tier(slots)
-            with self._state.locked():
+            with self._state.locked() as book:
                 if self._abandoned(load):
                     return
-                left = [p for p in left if load.slots[p] not in failures and not self.pin(load, p)] + [
+                left = [p for p in left if load.slots[p] not in failures and not self.pin(book, load, p)] + [
                     p for p in left if load.slots[p] in failures
                 ]
-                self._settle_failures(load, left, failures)
+                self._settle_failures(book, load, left, failures)
                 left = [p for p in left if load.pending(p)]
             if not left:
                 return
-        with self._state.locked():
-            self._settle_failures(load, left, dict.fromkeys((load.slots[p] for p in left), Reason.NO_SPACE))
+        with self._state.locked() as book:
+            self._settle_failures(book, load, left, dict.fromkeys((load.slots[p] for p in left), Reason.NO_SPACE))
 
-    def _settle_failures(self, load: Load, positions: list[int], failures: Failures) -> None:
+    def _settle_failures(self, book: Book, load: Load, positions: list[int], failures: Failures) -> None:
         tier = Tier.DEVICE if load.target is Target.DEVICE else Tier.HOST
         for position in positions:
             reason = failures.get(load.slots[position])
             if reason is Reason.NO_SPACE:
-                nbytes = self._state.book.nbytes(load.slots[position], tier)
+                nbytes = book.nbytes(load.slots[position], tier)
                 arena = self._state.arenas[tier]
-                book = self._state.book
                 evictable = max(book.bytes[tier] - book.pinned_bytes(tier), 0)
                 load.busy = Busy(tier, nbytes, arena.capacity_bytes - arena.used_bytes, evictable)
                 load.settle(position, Outcome.BUSY, reason)
@@ -190,16 +189,16 @@ class Loading:
         if Tier.DEVICE not in self._sources:
             self._promoter.to_host(self._only_on_device(load, positions))
         try:
-            with self._state.locked():
+            with self._state.locked() as book:
                 for position in positions:
-                    self._claim_landing(load, position, landing)
+                    self._claim_landing(book, load, position, landing)
             self._copy_landings(load, landing)
             for tier in self._state.storages:
                 self._read_landings(load, tier, [one for one in landing if one.source is tier])
         finally:
-            with self._state.locked():
+            with self._state.locked() as book:
                 for one in landing:
-                    self._end_landing(load, one)
+                    self._end_landing(book, load, one)
                 self._state.changed.notify_all()
 
     def _only_on_device(self, load: Load, positions: list[int]) -> list[int]:
@@ -207,8 +206,8 @@ class Loading:
             slots = [load.slots[position] for position in positions]
             return [slot for slot in slots if book.index.residency[slot] == Tier.DEVICE.bit]
 
-    def _claim_landing(self, load: Load, position: int, landing: list[_Landing]) -> None:
-        book, slot = self._state.book, load.slots[position]
+    def _claim_landing(self, book: Book, load: Load, position: int, landing: list[_Landing]) -> None:
+        slot = load.slots[position]
         usable = book.index.residency[slot] & self._state.readable
         source = next((t for t in self._sources if usable & t.bit), None)
         if source is None:
@@ -266,9 +265,9 @@ class Loading:
         failed = len(landing) - len(arrived)
         self._state.transfers.count(edge(tier, BUFFER), began, len(arrived), sum(arrived), failed)
 
-    def _end_landing(self, load: Load, one: _Landing) -> None:
-        """The I/O has ended: the range goes to the lease, or back if there is no use for it. Lock held."""
-        book, slot, lease = self._state.book, load.slots[one.position], load.lease
+    def _end_landing(self, book: Book, load: Load, one: _Landing) -> None:
+        """The I/O has ended: the range goes to the lease, or back if there is no use for it."""
+        slot, lease = load.slots[one.position], load.lease
         book.io_end(slot, one.source)
         if not one.well or lease is None or lease.ended:
             one.buffer.free(*one.range)

@@ -19,7 +19,7 @@ from kvstore.store.columns.lifecycle import Copy, CopyState
 from kvstore.store.moves.space import Space
 from kvstore.store.moves.vain import Vain
 from kvstore.store.moves.victims import Verdict, Victim
-from kvstore.store.tables.book import copy_number
+from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.state import State, parts
 from kvstore.tiers.base import DeviceArena
@@ -71,8 +71,8 @@ class Movement:
     def take(self, tier: Tier, nbytes: int) -> int | None:
         """A range of an arena; demotes and drops what has to go. None if nothing more can go."""
         for _ in range(ROUNDS_MAX):
-            with self.state.locked():
-                offset = self.space.allocate(tier, nbytes)
+            with self.state.locked() as book:
+                offset = self.space.allocate(book, tier, nbytes)
             if offset is not None:
                 return offset
             if not self.make_room(tier, nbytes):
@@ -86,11 +86,11 @@ class Movement:
         """
         for _ in range(ROUNDS_MAX):
             with self.state.locked() as book:
-                victims = self.space.gather(tier, nbytes, demote=True, total=total, limit=limit)
+                victims = self.space.gather(book, tier, nbytes, demote=True, total=total, limit=limit)
                 if victims is None:
                     return False
                 if not any(victim.demote for victim in victims):
-                    self.space.drop(tier, victims)
+                    self.space.drop(book, tier, victims)
                     return True
                 for victim in victims:
                     book.io_begin(victim.slot, tier)
@@ -109,13 +109,13 @@ class Movement:
         with self.state.locked() as book:
             if not book.has(slot, tier):
                 return Outcome.MISS
-            verdict = self.space.judge(slot, tier)
+            verdict = self.space.judge(book, slot, tier)
             kept = book.index.kids[tier][slot] or copy_number(slot, tier) in book.pins
             if kept or verdict is Verdict.KEEP:
                 return Outcome.BUSY
             victim = Victim(slot, verdict is Verdict.DEMOTE, book.nbytes(slot, tier))
             if not victim.demote:
-                self.space.drop(tier, [victim])
+                self.space.drop(book, tier, [victim])
                 return Outcome.HIT
             book.io_begin(slot, tier)
         return Outcome.HIT if self._demote_and_drop(tier, [victim]) else Outcome.BUSY
@@ -133,7 +133,7 @@ class Movement:
                     book.ref(victim.slot)
                     book.io_end(victim.slot, tier)
                 for victim in victims:
-                    gone += self._drop_demoted(tier, victim, failed=victim.slot in failures)
+                    gone += self._drop_demoted(book, tier, victim, failed=victim.slot in failures)
                     book.unref(victim.slot)
                 self.state.changed.notify_all()
         return gone
@@ -151,11 +151,11 @@ class Movement:
             return False
         return True
 
-    def _drop_demoted(self, tier: Tier, victim: Victim, *, failed: bool) -> int:
-        book, slot = self.state.book, victim.slot
+    def _drop_demoted(self, book: Book, tier: Tier, victim: Victim, *, failed: bool) -> int:
+        slot = victim.slot
         if not book.has(slot, tier) or copy_number(slot, tier) in book.pins or book.index.kids[tier][slot]:
             return 0
-        verdict = self.space.judge(slot, tier)
+        verdict = self.space.judge(book, slot, tier)
         lost = verdict is Verdict.DEMOTE and failed and tier is Tier.HOST and slot not in book.holds
         if verdict is not Verdict.DROP and not lost:
             return 0
@@ -217,7 +217,7 @@ class Movement:
                 usable = index.residency[slot] & self.state.readable
                 source = next((s for s in sources if usable & s.bit), None)
                 if source is None:
-                    failures[slot] = self._why_not(slot)
+                    failures[slot] = self._why_not(book, slot)
                     continue
                 namespace, codec = book.namespace(slot), book.codec(slot)
                 to_device = tier is Tier.DEVICE
@@ -241,9 +241,8 @@ class Movement:
                 book.io_end(fill.slot, fill.source)
             self.state.changed.notify_all()
 
-    def _why_not(self, slot: int) -> Reason:
-        """Why no source of a block can be read. Called with the lock held."""
-        book = self.state.book
+    def _why_not(self, book: Book, slot: int) -> Reason:
+        """Why no source of a block can be read."""
         if book.index.residency[slot]:
             return Reason.TIER_UNAVAILABLE
         return book.tombstones.reason(book.name(slot))
@@ -254,9 +253,9 @@ class Movement:
                 lambda: any(copy_number(slot, tier) not in book.fills for slot in slots), WAIT_SECONDS_MAX
             )
 
-    def forget_lost(self) -> None:
-        """Drop the copies that the disk has lost by itself. Called with the lock held."""
-        state, book = self.state, self.state.book
+    def forget_lost(self, book: Book) -> None:
+        """Drop the copies that the disk has lost by itself."""
+        state = self.state
         fresh = [(tier, *one) for tier, storage in state.storages.items() for one in storage.lost()]
         lost, state.lost = [*state.lost, *fresh], []
         for tier, handle, name in lost:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.core.types import Tier
 from kvstore.store.config import StoreConfig
+from kvstore.store.tables.book import Book
 from kvstore.store.tables.state import State
 
 Task = Callable[[], None]
@@ -39,9 +40,8 @@ class Queues:
             self._wakeup.notify_all()
             return True
 
-    def queue_writes(self, slots: Sequence[int]) -> None:
-        """Queue blocks for SSD, parents first; those that find no place are counted. Store's lock held."""
-        book = self._state.book
+    def queue_writes(self, book: Book, slots: Sequence[int]) -> None:
+        """Queue blocks for SSD, parents first; those that find no place are counted."""
         if self._state.disk is None or not slots:
             return
         with self._wakeup:

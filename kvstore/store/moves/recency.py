@@ -37,8 +37,8 @@ class Recency:
         self._next = state.clock.now() + PERIOD_SECONDS
         if state.disk is None:
             return
-        with state.lock:
-            index, top = state.book.index, state.book.index.top
+        with state.locked() as book:
+            index, top = book.index, book.index.top
             columns = [column[:top].tobytes() for column in (index.residency, index.last_use, index.place[Tier.SSD])]
         residency = np.frombuffer(columns[0], np.uint8)[:top]
         last_use = np.frombuffer(columns[1], np.uint32)[:top]

@@ -31,20 +31,20 @@ class Space:
         self.vanishing: dict[int, int] = {}
         """Of the choice that is being made: by slot, how many of its children go and have no other copy."""
 
-    def allocate(self, tier: Tier, nbytes: int) -> int | None:
+    def allocate(self, book: Book, tier: Tier, nbytes: int) -> int | None:
         """A range of an arena, dropping the coldest copies that have a colder one. None if that is not enough: what
         needs demotion is left to whoever may wait (``Movement.take``), or to the reclaimer (``Queues.want_room``)."""
         arena = self._state.arenas[tier]
         offset = arena.allocate(nbytes)
         if offset is None:
-            victims = self.gather(tier, nbytes, demote=False)
+            victims = self.gather(book, tier, nbytes, demote=False)
             if victims is None:
                 return None
-            self.drop(tier, victims)
+            self.drop(book, tier, victims)
             offset = arena.allocate(nbytes)
         return offset
 
-    def allocate_all(self, tier: Tier, sizes: Sequence[int]) -> list[int | None]:
+    def allocate_all(self, book: Book, tier: Tier, sizes: Sequence[int]) -> list[int | None]:
         """``allocate`` for many ranges, whose victims are gathered together; None from the first that has no room."""
         arena = self._state.arenas[tier]
         found: list[int | None] = []
@@ -56,70 +56,70 @@ class Space:
         if len(found) < len(sizes):
             # Holes of the right size nearly always, since blocks of one size replace each other; else one by one.
             left = sum(align_up(nbytes, PAGE) for nbytes in sizes[len(found) :])
-            victims = self.gather(tier, left, demote=False, total=True) or []
+            victims = self.gather(book, tier, left, demote=False, total=True) or []
             if all(victim.nbytes >= max(sizes) for victim in victims):
-                self.drop(tier, victims)
+                self.drop(book, tier, victims)
         for nbytes in sizes[len(found) :]:
-            offset = self.allocate(tier, nbytes)
+            offset = self.allocate(book, tier, nbytes)
             if offset is None:
                 break
             found.append(offset)
         return found + [None] * (len(sizes) - len(found))
 
-    def busy(self, tier: Tier, nbytes: int, reason: Reason = Reason.NO_SPACE) -> Busy:
+    def busy(self, book: Book, tier: Tier, nbytes: int, reason: Reason = Reason.NO_SPACE) -> Busy:
         """What an allocation needed and what there is. ``evictable_bytes`` counts the copies that are not pinned."""
-        book, arena = self._state.book, self._state.arenas[tier]
+        arena = self._state.arenas[tier]
         evictable = book.bytes[tier] - book.pinned_bytes(tier)
         return Busy(tier, nbytes, arena.capacity_bytes - arena.used_bytes, max(evictable, 0), reason)
 
     def gather(
-        self, tier: Tier, nbytes: int, *, demote: bool, total: bool = False, limit: int = 1 << 30
+        self, book: Book, tier: Tier, nbytes: int, *, demote: bool, total: bool = False, limit: int = 1 << 30
     ) -> list[Victim] | None:
         """Copies whose going makes a hole of ``nbytes`` (with ``total``: as many bytes in all), children first.
 
         No more than ``limit``, which are then an answer although they are not enough.
         None if there are not enough, or if one has to be demoted first and ``demote`` is False. Drops nothing.
         """
-        self._state.book.uses.hand_over()
-        policy = self._state.book.policies[tier]
+        book.uses.hand_over()
+        policy = book.policies[tier]
         if total or tier not in self._state.arenas:
-            choice = Victims(self, tier, nbytes, limit, demote=demote)
+            choice = Victims(self, book, tier, nbytes, limit, demote=demote)
             policy.victims(choice)
             return choice.victims if choice.well else None
-        return self._gather_hole(tier, align_up(nbytes, PAGE), demote)
+        return self._gather_hole(book, tier, align_up(nbytes, PAGE), demote)
 
-    def _gather_hole(self, tier: Tier, nbytes: int, demote: bool) -> list[Victim] | None:
+    def _gather_hole(self, book: Book, tier: Tier, nbytes: int, demote: bool) -> list[Victim] | None:
         """The coldest copy if its going is enough, as where blocks of one size replace each other. Else the cheapest of
         a few runs of neighbours, each around one of the coldest. Else the coldest until a hole happens to come of it.
         """
-        book, arena = self._state.book, self._state.arenas[tier]
+        arena = self._state.arenas[tier]
         policy = book.policies[tier]
-        first = Victims(self, tier, 1, 1, demote=demote)
+        first = Victims(self, book, tier, 1, 1, demote=demote)
         policy.victims(first)
         if not first.well:
             return None
         begin = book.index.offset(first.victims[0].slot, tier)
         if sum(arena.holes_beside(begin, begin + first.freed)) + first.freed >= nbytes:
             return first.victims
-        some = Victims(self, tier, nbytes, ANCHORS, demote=demote)
+        some = Victims(self, book, tier, nbytes, ANCHORS, demote=demote)
         policy.victims(some)
         best: list[Victim] = []
         for anchor in some.victims:
-            victims, found = self._run_around(anchor.slot, tier, nbytes, demote)
+            victims, found = self._run_around(book, anchor.slot, tier, nbytes, demote)
             if found >= nbytes and (not best or sum(v.nbytes for v in victims) < sum(v.nbytes for v in best)):
                 best = victims
         if best:
             return best
-        choice = Victims(self, tier, nbytes, 1 << 30, demote=demote, holes=Holes(arena))
+        choice = Victims(self, book, tier, nbytes, 1 << 30, demote=demote, holes=Holes(arena))
         policy.victims(choice)
         return choice.victims if choice.well else None
 
-    def _run_around(self, anchor: int, tier: Tier, nbytes: int, demote: bool) -> tuple[list[Victim], int]:
+    def _run_around(self, book: Book, anchor: int, tier: Tier, nbytes: int, demote: bool) -> tuple[list[Victim], int]:
         """Neighbours in the arena that may all go, grown around one copy until they and the holes between them have
         ``nbytes``, towards the colder side first. The victims, children first, and the bytes that the run has."""
-        book, arena = self._state.book, self._state.arenas[tier]
+        arena = self._state.arenas[tier]
         index, around = book.index, book.occupants[tier]
-        run = Victims(self, tier, nbytes, 1 << 30, demote=demote)
+        run = Victims(self, book, tier, nbytes, 1 << 30, demote=demote)
         if not run.take(anchor):
             return [], 0
         begin = index.place[tier][anchor] * PAGE
@@ -138,16 +138,16 @@ class Space:
             begin, end = begin - before, end + after
         return run.victims, end - begin
 
-    def may_go_alone(self, slot: int, tier: Tier) -> bool:
+    def may_go_alone(self, book: Book, slot: int, tier: Tier) -> bool:
         """Whether a copy with children in its tier may go: on DEVICE, where a colder one keeps the chain whole.
 
         Engines keep the recent blocks of a context on DEVICE that way while its older ones leave.
         """
-        return tier is Tier.DEVICE and bool(self._state.book.index.residency[slot] & ~tier.bit & self._state.readable)
+        return tier is Tier.DEVICE and bool(book.index.residency[slot] & ~tier.bit & self._state.readable)
 
-    def judge(self, slot: int, tier: Tier) -> Verdict:
+    def judge(self, book: Book, slot: int, tier: Tier) -> Verdict:
         """What may become of a leaf of this tier."""
-        book, state = self._state.book, self._state
+        state = self._state
         if copy_number(slot, tier) in book.io:
             return Verdict.KEEP
         others = book.index.residency[slot] & ~tier.bit
@@ -169,10 +169,10 @@ class Space:
             return Verdict.KEEP
         return Verdict.DROP
 
-    def drop(self, tier: Tier, victims: list[Victim]) -> int:
+    def drop(self, book: Book, tier: Tier, victims: list[Victim]) -> int:
         """Drop gathered copies in their order; returns their bytes."""
         for victim in victims:
-            self._state.book.drop(victim.slot, tier, Reason.EVICTED)
+            book.drop(victim.slot, tier, Reason.EVICTED)
         return sum(victim.nbytes for victim in victims)
 
 

@@ -124,8 +124,8 @@ class Movers:
         """Expire leases and answers of jobs; look at the disk's health; tell it of uses now and then."""
         for tier in self._state.storages:
             self._movement.look_at(tier)
-        with self._state.locked():
-            self._movement.forget_lost()
+        with self._state.locked() as book:
+            self._movement.forget_lost(book)
             self._expire_jobs()
         self._tenancy.expire_all()
         self.recency.tick()

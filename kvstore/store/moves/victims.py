@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvstore.core.types import Tier
 from kvstore.kernels.layout import align_up
 from kvstore.store.columns.index import NONE, PAGE
-from kvstore.store.tables.book import copy_number
+from kvstore.store.tables.book import Book, copy_number
 from kvstore.tiers.base import Arena
 
 if TYPE_CHECKING:
@@ -38,9 +38,18 @@ class Victims:
     """Meets ``eviction.Choice``. ``well`` says whether what was chosen is an answer: enough of it, or ``limit``."""
 
     def __init__(  # noqa: PLR0913  what makes one choice
-        self, space: Space, tier: Tier, nbytes: int, limit: int, *, demote: bool, holes: Holes | None = None
+        self,
+        space: Space,
+        book: Book,
+        tier: Tier,
+        nbytes: int,
+        limit: int,
+        *,
+        demote: bool,
+        holes: Holes | None = None,
     ) -> None:
         self._space = space
+        self._book = book
         self._state = space.state
         self._tier = tier
         self._wanted = nbytes
@@ -67,8 +76,9 @@ class Victims:
 
     def take(self, slot: int) -> bool:
         """See ``eviction.Choice``. Children go before their parents."""
-        book, tier = self._state.book, self._tier
-        if book.index.kids[tier][slot] > self._going.get(slot, 0) and not self._space.may_go_alone(slot, tier):
+        book = self._book
+        tier = self._tier
+        if book.index.kids[tier][slot] > self._going.get(slot, 0) and not self._space.may_go_alone(book, slot, tier):
             return False
         self._space.vanishing = self._gone
         return self._judged(slot)
@@ -82,7 +92,7 @@ class Victims:
         """See ``eviction.Choice``: a chain that is longer than the tier loses its oldest blocks, not its newest."""
         if not self.may_break:
             return
-        book = self._state.book
+        book = self._book
         taken = {victim.slot for victim in self.victims}
         for slot in slots:
             if self.done:
@@ -93,9 +103,10 @@ class Victims:
                 self._judged(slot)
 
     def _judged(self, slot: int) -> bool:
-        book, tier = self._state.book, self._tier
+        book = self._book
+        tier = self._tier
         index = book.index
-        verdict = Verdict.KEEP if copy_number(slot, tier) in book.pins else self._space.judge(slot, tier)
+        verdict = Verdict.KEEP if copy_number(slot, tier) in book.pins else self._space.judge(book, slot, tier)
         if verdict is Verdict.KEEP:
             return False
         if verdict is Verdict.DEMOTE and not self._demote:

@@ -35,6 +35,7 @@ from kvstore.core.types import (
 )
 from kvstore.store.columns.lifecycle import Copy
 from kvstore.store.config import StoreConfig
+from kvstore.store.tables.book import Book
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.tiers.base import Arena
 
@@ -174,8 +175,8 @@ class Job:
     owner: Owner
     result: FetchResult
     lease: Lease | None = None
-    cancel: Callable[[], None] = field(default=lambda: None)
-    """Ends the job at once if it has not begun. Called with the lock held."""
+    cancel: Callable[[Book], None] = field(default=lambda _book: None)
+    """Ends the job at once if it has not begun."""
     done: threading.Event = field(default_factory=threading.Event)
     announce: bool = False
     """Whether its end is told to ``on_job_done``: set when nobody waits for it."""

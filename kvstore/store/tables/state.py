@@ -1,7 +1,10 @@
 """Everything that the store's one lock guards, and the lock.
 
-``State.locked()`` is the way in (``match``, which changes nothing and leaves nothing to do, takes ``lock`` itself).
-The lock guards ``book`` (index, lists, pins, fills, events, tombstones, counters), ``namespaces``, ``owners``
+``State.locked()`` is the way in, and what it answers, the ``Book``, is the proof: whoever needs the lock held takes it
+as an argument, and there is no other way to it (``match``, which changes nothing and leaves nothing to do, takes
+``lock`` itself).
+
+The lock guards the book (index, lists, pins, fills, events, tombstones, counters), ``namespaces``, ``owners``
 (sessions, reservations, leases, jobs), ``draining``, ``readable``, ``reserved_bytes``, ``writes``, ``synced`` and
 ``lost``. It is never held across a copy, a sync, a disk call or a callback: what a locked section leaves to be done
 (dropped disk handles, events to announce, buffers to unmap, jobs to announce) is done after it was released. The order
@@ -65,7 +68,7 @@ class State:
         """Notified when a fill or I/O has ended."""
         self.namespaces = NamespaceTable(config.namespaces_max)
         limits = (config.events_max, config.tombstones_max, config.events_epoch)
-        self.book = Book(self.namespaces, arenas, clock, limits, config.evictions, tuple(self.storages) or (Tier.SSD,))
+        self._book = Book(self.namespaces, arenas, clock, limits, config.evictions, tuple(self.storages) or (Tier.SSD,))
         self.owners = Owners()
         self.draining = False
         self.stored = sum(tier.bit for tier in self.storages)
@@ -89,6 +92,8 @@ class State:
         self.transfers = TransferTimes()
         self.recording = Recording(clock)
         self._listeners: list[Callable[[], None]] = []
+        self.unproven = self._book
+        """For ``match`` alone, which changes nothing and leaves nothing to do, and takes ``lock`` itself."""
         self._section = _Section(self)
         self.locked: Callable[[], AbstractContextManager[Book]] = repeat(self._section).__next__
         """Hold the lock; afterwards, without it, do what the section left to be done. A call answers the one section,
@@ -169,7 +174,7 @@ class _Section(AbstractContextManager[Book]):
     def __enter__(self) -> Book:
         self._lock.acquire()
         self._began = time.perf_counter()
-        return self._state.book
+        return self._state._book
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """See ``State.wait_for``."""
@@ -180,7 +185,7 @@ class _Section(AbstractContextManager[Book]):
 
     def __exit__(self, *_: object) -> None:
         state = self._state
-        book = state.book
+        book = state._book
         try:
             told = bool(book.news.untold or book.news.token_ids) and book.news.publish()
             dropped, later = book.dropped_handles, state.later

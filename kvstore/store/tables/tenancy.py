@@ -12,6 +12,7 @@ from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, Place, Rese
 from kvstore.store.columns.index import NONE, PAGE_BITS, TIER_BITS
 from kvstore.store.columns.lifecycle import Event
 from kvstore.store.tables import validate
+from kvstore.store.tables.book import Book
 from kvstore.store.tables.buffers import Buffers
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Lease, Owner, Reservation, Who
@@ -83,7 +84,7 @@ class Tenancy:
     def close_session(self, owner: Owner) -> None:
         """See ``Store.close_session``."""
         state = self._state
-        with state.locked():
+        with state.locked() as book:
             if owner.ended:
                 return
             state.owners.take_session(owner)
@@ -91,26 +92,26 @@ class Tenancy:
             # Its buffer stays until all that lies in it was given back.
             owner.buffer_io += 1
         while owner.leases or owner.reservations:
-            with state.locked():
-                self._end_some(owner)
+            with state.locked() as book:
+                self._end_some(book, owner)
         self.give_back_all()
         while owner.jobs:
-            with state.locked():
+            with state.locked() as book:
                 for job_id in tuple(islice(owner.jobs, SECTION_JOBS)):
                     job = state.owners.jobs[job_id]
                     state.owners.take_job(job)
-                    job.cancel()
+                    job.cancel(book)
                     job.done.set()
         with state.locked() as book:
             book.counters.count("sessions_ended")
-            self.buffer_io_end(owner)
+            self.buffer_io_end(book, owner)
 
-    def _end_some(self, owner: Owner) -> None:
-        """End as many of an ended session's rights as one locked section may. Called with the lock held."""
+    def _end_some(self, book: Book, owner: Owner) -> None:
+        """End as many of an ended session's rights as one locked section may."""
         leases = tuple(islice(owner.leases, SECTION_THINGS))
         for lease_id in leases:
-            self.end_lease(self._state.owners.leases[lease_id])
-        self.give_back_reservations(tuple(islice(owner.reservations, SECTION_THINGS - len(leases))))
+            self.end_lease(book, self._state.owners.leases[lease_id])
+        self.give_back_reservations(book, tuple(islice(owner.reservations, SECTION_THINGS - len(leases))))
 
     def close_all(self) -> None:
         """End every session."""
@@ -153,8 +154,8 @@ class Tenancy:
         arena = self._state.arenas.get(tier) if tier else owner.buffer
         return arena is not None and arena.versions[place.offset >> PAGE_BITS] == place.version
 
-    def buffer_io_end(self, owner: Owner) -> None:
-        """A job no longer lands bytes in the session's buffer. Called with the lock held."""
+    def buffer_io_end(self, book: Book, owner: Owner) -> None:
+        """A job no longer lands bytes in the session's buffer."""
         owner.buffer_io -= 1
         if not owner.ended or owner.buffer_io:
             return
@@ -166,8 +167,8 @@ class Tenancy:
             self._state.afterwards(owner.buffer.close)
             owner.buffer = None
 
-    def give_back_reservations(self, reservation_ids: Sequence[ReservationId]) -> None:
-        """Abort reservations that are known to exist. Called with the lock held."""
+    def give_back_reservations(self, book: Book, reservation_ids: Sequence[ReservationId]) -> None:
+        """Abort reservations that are known to exist."""
         owners = self._state.owners
         for reservation_id in reservation_ids:
             reservation = owners.reservations[reservation_id]
@@ -175,11 +176,11 @@ class Tenancy:
             reservation.copy.advance(Event.ABORT)
             if reservation.device is not None:
                 reservation.device.advance(Event.ABORT)
-            self.free_device(reservation)
-            self.free_buffer(reservation)
+            self.free_device(book, reservation)
+            self.free_buffer(book, reservation)
 
-    def free_device(self, reservation: Reservation, *, kept: bool = False) -> None:
-        """A finished reservation has no place in DEVICE any more; it is free unless it is ``kept``. Lock held."""
+    def free_device(self, book: Book, reservation: Reservation, *, kept: bool = False) -> None:
+        """A finished reservation has no place in DEVICE any more; it is free unless it is ``kept``."""
         place = reservation.on_device
         if place is None:
             return
@@ -187,8 +188,8 @@ class Tenancy:
         if not kept:
             self._state.arenas[Tier.DEVICE].free(place.place, place.nbytes)
 
-    def free_buffer(self, reservation: Reservation) -> None:
-        """Give the range of the buffer that a finished reservation had back. Called with the lock held."""
+    def free_buffer(self, book: Book, reservation: Reservation) -> None:
+        """Give the range of the buffer that a finished reservation had back."""
         buffer = reservation.owner.buffer
         if reservation.area is Area.BUFFER and buffer is not None:
             buffer.free(reservation.copy.place, reservation.copy.nbytes)
@@ -200,9 +201,9 @@ class Tenancy:
         state = self._state
         validate.check_lease(name, ttl_ms)
         ttl_ms = min(ttl_ms, state.config.lease_ttl_ms_max)
-        with state.locked():
+        with state.locked() as book:
             owner.require_open()
-            self.expire_leases()
+            self.expire_leases(book)
             state.owners.require_room("leases", owner.peer, state.config)
             lease_id = LeaseId(state.owners.next_id())
             state.owners.add_lease(Lease(lease_id, owner, name, ttl_ms, state.clock.now() + ttl_ms / 1000))
@@ -221,16 +222,16 @@ class Tenancy:
 
     def end(self, lease: Lease) -> None:
         """End a lease, if it has not ended yet."""
-        with self._state.locked():
+        with self._state.locked() as book:
             if not lease.ended:
-                self.end_lease(lease)
+                self.end_lease(book, lease)
             # Few pins, in a section of the loop's. What others have left over is not its affair.
-            self.give_back()
+            self.give_back(book)
 
     def renew(self, owner: Owner, lease_id: LeaseId) -> int:
         """See ``Store.renew_lease``."""
-        with self._state.locked():
-            lease = self.lease(owner, lease_id)
+        with self._state.locked() as book:
+            lease = self.lease(book, owner, lease_id)
             if lease.timed:
                 lease.deadline = self._state.clock.now() + lease.ttl_ms / 1000
             return lease.ttl_ms
@@ -241,7 +242,7 @@ class Tenancy:
         """See ``Cache.hold``."""
         validate.check_keys(keys)
         with self._state.locked() as book:
-            lease = self.lease(owner, lease_id)
+            lease = self.lease(book, owner, lease_id)
             namespace = owner.namespace(namespace_id)
             held = []
             for key in keys:
@@ -260,16 +261,16 @@ class Tenancy:
         if keys and namespace_id is None:
             raise InvalidArgument("namespace_id", "empty", "the namespace of the keys")
         if namespace_id is not None:
-            with self._state.locked():
-                return self._release_keys(self.lease(owner, lease_id), owner.namespace(namespace_id), keys)
+            with self._state.locked() as book:
+                return self._release_keys(book, self.lease(book, owner, lease_id), owner.namespace(namespace_id), keys)
         released = self.begin_release(owner, lease_id)
         return released if isinstance(released, int) else released()
 
     def begin_release(self, owner: Owner, lease_id: LeaseId) -> int | Callable[[], int]:
         """See ``Session.begin_release``."""
-        with self._state.locked():
-            released = self.end_lease(self.lease(owner, lease_id))
-            if self.give_back():
+        with self._state.locked() as book:
+            released = self.end_lease(book, self.lease(book, owner, lease_id))
+            if self.give_back(book):
                 return released
 
         def rest() -> int:
@@ -278,66 +279,66 @@ class Tenancy:
 
         return rest
 
-    def lease(self, owner: Owner, lease_id: LeaseId) -> Lease:
-        """The session's live lease; raises Unauthenticated or UnknownLease. Called with the lock held."""
+    def lease(self, book: Book, owner: Owner, lease_id: LeaseId) -> Lease:
+        """The session's live lease; raises Unauthenticated or UnknownLease."""
         if owner.ended:
             owner.require_open()
         found, now = self._state.owners.leases.get(lease_id), self._state.clock.now()
         if found is not None and found.deadline <= now:
-            self.expire_leases()
+            self.expire_leases(book)
         if found is None or found.owner is not owner or found.deadline <= now:
             raise UnknownLease(
                 f"lease {lease_id} is unknown, has ended or has expired", field="lease_id", value=lease_id
             )
         return found
 
-    def expire_leases(self) -> bool:
-        """End leases whose time has run out, as many as one locked section may; True if none is left. Lock held."""
+    def expire_leases(self, book: Book) -> bool:
+        """End leases whose time has run out, as many as one locked section may; True if none is left."""
         for things, lease in enumerate(self._state.owners.expired(self._state.clock.now()), 1):
-            self.end_lease(lease)
-            self._state.book.counters.count("leases_expired")
+            self.end_lease(book, lease)
+            book.counters.count("leases_expired")
             if things >= SECTION_THINGS:
                 return False
-        return self.give_back()
+        return self.give_back(book)
 
     def expire_all(self) -> None:
         """End all leases whose time has run out, in sections that others can come between."""
         while True:
-            with self._state.locked():
-                if self.expire_leases():
+            with self._state.locked() as book:
+                if self.expire_leases(book):
                     return
 
-    def end_lease(self, lease: Lease) -> int:
-        """It is over at once; what it holds is given back by ``give_back``. Returns how many things. Lock held."""
+    def end_lease(self, book: Book, lease: Lease) -> int:
+        """It is over at once; what it holds is given back by ``give_back``. Returns how many things."""
         owners = self._state.owners
         owners.take_lease(lease)
         lease.ended = True
         for job_id in tuple(lease.jobs):
             # What it was to pin nobody can have any more; one that has begun ends after its next step.
-            owners.jobs[job_id].cancel()
+            owners.jobs[job_id].cancel(book)
         # The buffer stays until its ranges were given back.
         lease.owner.buffer_io += 1
         owners.ending.append(lease)
         return len(lease.pins) + len(lease.holds) + sum(map(len, lease.buffers.values()))
 
-    def give_back(self) -> bool:
-        """Give back what ended leases held, as much as one locked section may; True if nothing is left. Lock held."""
+    def give_back(self, book: Book) -> bool:
+        """Give back what ended leases held, as much as one locked section may; True if nothing is left."""
         ending, room = self._state.owners.ending, SECTION_THINGS
         while ending and room > 0:
-            room -= 1 + self._give_back(ending[0], room)
+            room -= 1 + self._give_back(book, ending[0], room)
             if not (ending[0].pins or ending[0].holds or ending[0].buffers):
-                self.buffer_io_end(ending.popleft().owner)
+                self.buffer_io_end(book, ending.popleft().owner)
         return not ending
 
     def give_back_all(self) -> None:
         """Give back what ended leases held, in sections that others can come between."""
         while True:
-            with self._state.locked():
-                if self.give_back():
+            with self._state.locked() as book:
+                if self.give_back(book):
                     return
 
-    def _give_back(self, lease: Lease, most: int) -> int:
-        book, things = self._state.book, min(most, len(lease.pins))
+    def _give_back(self, book: Book, lease: Lease, most: int) -> int:
+        things = min(most, len(lease.pins))
         if things:
             # Those that came last first: children before their parents, which end up hotter.
             book.unpin_all([lease.pins.popitem()[0] for _ in range(things)])
@@ -348,8 +349,8 @@ class Tenancy:
             things += self._free_buffers(lease, lease.buffers.popitem()[1])
         return things
 
-    def _release_keys(self, lease: Lease, namespace: Namespace, keys: Sequence[BlockKey]) -> int:
-        book, released = self._state.book, 0
+    def _release_keys(self, book: Book, lease: Lease, namespace: Namespace, keys: Sequence[BlockKey]) -> int:
+        released = 0
         if lease.buffers:
             for key in keys:
                 released += self._free_buffers(lease, lease.buffers.pop((namespace.namespace_id, key), []))

@@ -62,7 +62,7 @@ class Admin:
         with state.locked() as book:
             owners = state.owners
             counters = dict(book.counters)
-            tiers = tuple(self._tier(tier) for tier in state.arenas)
+            tiers = tuple(self._tier(book, tier) for tier in state.arenas)
             sessions, leases = len(owners.sessions), len(owners.leases)
             reservations, jobs = len(owners.reservations), len(owners.jobs)
             counters["blocks_held"], counters["copies_pinned"] = len(book.holds), len(book.pins)
@@ -71,7 +71,7 @@ class Admin:
             counters["copies_under_io"] = len(book.io)
             counters["sessions_with_io"] = sum(owner.buffer_io > 0 for owner in owners.sessions.values())
             counters["buffer_used_bytes"] = sum(o.buffer.used_bytes for o in owners.sessions.values() if o.buffer)
-            stored = {tier: self._tier(tier) for tier in state.storages}
+            stored = {tier: self._tier(book, tier) for tier in state.storages}
             counters.update(state.held.counters("locked_sections", "locked_section"))
         tiers += tuple(_with_disk(stored[tier], storage) for tier, storage in state.storages.items())
         counters["loads_queued"], counters["writes_queued"] = self._get.queued
@@ -101,8 +101,8 @@ class Admin:
             slow=state.transfers.slow,
         )
 
-    def _tier(self, tier: Tier) -> TierReport:
-        state, book = self._state, self._state.book
+    def _tier(self, book: Book, tier: Tier) -> TierReport:
+        state = self._state
         arena = state.arenas.get(tier)
         word = tier.name.lower()
         marks = state.config.marks(tier)
@@ -127,13 +127,13 @@ class Admin:
 
     def namespaces(self) -> tuple[NamespaceReport, ...]:
         """See ``Store.namespaces``."""
-        with self._state.locked():
+        with self._state.locked() as book:
             entries = list(self._state.namespaces)
         # Counted without the lock, one by one: there may be hundreds of thousands.
         return tuple(
             NamespaceReport(
                 e.namespace_id, e.name, e.spec, e.policy, e.layout, e.blocks,
-                tuple(e.blocks_by_tier[1 : max(*self._state.book.tiers, Tier.SSD) + 1]),
+                tuple(e.blocks_by_tier[1 : max(*book.tiers, Tier.SSD) + 1]),
                 e.saved_bytes, e.brought, e.evicted,
             )
             for e in entries
@@ -173,10 +173,10 @@ class Admin:
 
     def explain(self, namespace_id: NamespaceId, key_prefix: bytes) -> ExplainReport:
         """See ``Store.explain``."""
-        with self._state.locked():
+        with self._state.locked() as book:
             namespace = self._state.namespaces.get(namespace_id)
             key = BlockKey(key_prefix)
-            missing = self._get.why_missing(key, namespace)
+            missing = self._get.why_missing(book, key, namespace)
         if len(key_prefix) < KEY_BYTES:
             key = self.show_block(key_prefix, namespace_id).key
         return explain(self._state, self._space, key, namespace, missing)
@@ -242,7 +242,7 @@ class Admin:
         if bool(token_ids) == bool(keys):
             raise InvalidArgument("token_ids", f"{len(token_ids)} tokens", "tokens or keys, and not both")
         validate.check_keys(keys)
-        with self._state.locked():
+        with self._state.locked() as book:
             namespace = self._state.namespaces.get(namespace_id)
             others = [e for e in self._state.namespaces.of_model(namespace.spec.model) if e is not namespace]
         chain = list(keys) or chain_keys(namespace_id, token_ids, namespace.spec.block_tokens)
@@ -251,23 +251,23 @@ class Admin:
             for other in others
             if token_ids
         }
-        with self._state.locked():
-            residency = self._matched(chain, namespace)
-            near = self._near(namespace, candidates, len(residency))
+        with self._state.locked() as book:
+            residency = self._matched(book, chain, namespace)
+            near = self._near(book, namespace, candidates, len(residency))
             if len(residency) == len(chain):
                 text = f"all {len(chain)} blocks are resident"
                 return WhyReport(len(chain), len(chain), residency, b"", Reason.NONE, text, near=near)
             key = chain[len(residency)]
-            reason = self._get.why_missing(key, namespace)
-            found = self._state.book.tombstones.get((namespace_id, key))
+            reason = self._get.why_missing(book, key, namespace)
+            found = book.tombstones.get((namespace_id, key))
             ago = self._state.clock.now() - found.at if found is not None else 0.0
         text = f"block {len(residency)} of {len(chain)} ({key.hex()[:16]}) {_EXPLAIN[reason].format(ago=ago)}"
         if near and near[0].blocks:
             text += f"; {near[0].blocks} blocks match in a namespace that differs in {', '.join(near[0].fields)}"
         return WhyReport(len(chain), len(residency), residency, key, reason, text, ago, near)
 
-    def _matched(self, chain: Sequence[BlockKey], namespace: Namespace) -> tuple[int, ...]:
-        book, found = self._state.book, []
+    def _matched(self, book: Book, chain: Sequence[BlockKey], namespace: Namespace) -> tuple[int, ...]:
+        found = []
         for key in chain:
             slot = book.resident(key, namespace)
             usable = book.index.residency[slot] & self._state.readable if slot != NONE else 0
@@ -277,14 +277,14 @@ class Admin:
         return tuple(found)
 
     def _near(
-        self, namespace: Namespace, candidates: dict[NamespaceId, list[BlockKey]], matched: int
+        self, book: Book, namespace: Namespace, candidates: dict[NamespaceId, list[BlockKey]], matched: int
     ) -> tuple[NearNamespace, ...]:
         near = []
         for namespace_id, chain in candidates.items():
             other = self._state.namespaces.find(namespace_id)
             if other is None:
                 continue
-            hits = len(self._matched(chain, other))
+            hits = len(self._matched(book, chain, other))
             if hits > matched:
                 near.append(NearNamespace(namespace_id, namespace.spec.differing_fields(other.spec), hits))
         return tuple(sorted(near, key=lambda n: -n.blocks))

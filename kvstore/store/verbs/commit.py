@@ -33,7 +33,7 @@ from kvstore.store.moves import copies, shrink
 from kvstore.store.moves.move import Movement
 from kvstore.store.moves.raw_copies import RawBlock, store_raw
 from kvstore.store.tables.asked import count_put
-from kvstore.store.tables.book import copy_number
+from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Lease, Owner, Reservation
 from kvstore.store.tables.places import place_of
@@ -81,7 +81,7 @@ class Commit:
         namespace: Namespace,
         entries: Sequence[CommitEntry],
         token_ids: Sequence[int],
-        queue: Callable[[Sequence[int]], None] | None,
+        queue: Callable[[Book, Sequence[int]], None] | None,
     ) -> None:
         self._movement = movement
         self._state = movement.state
@@ -89,9 +89,8 @@ class Commit:
         self._namespace = namespace
         self._given = entries
         self._tokens = token_ids
-        self._slot_of = self._state.book.index.slots(namespace.number).get
         self._queue = queue
-        """Takes blocks that are to be written to SSD later, lock held. Without it the caller writes them itself: then
+        """Takes blocks that are to be written to SSD later. Without it the caller writes them itself: then
         their slots are kept until ``release``."""
         self._reservations: list[Reservation] = []
         self._entries: list[_Entry] = []
@@ -106,10 +105,11 @@ class Commit:
         self._lease: Lease | None = None
         self._busy: Busy | None = None
 
-    def claim(self, owner: Owner, lease_id: LeaseId | None) -> None:
-        """Check everything, then take the reservations off the tables. Lock held; raises before it changes anything."""
+    def claim(self, book: Book, owner: Owner, lease_id: LeaseId | None) -> None:
+        """Check everything, then take the reservations off the tables. Raises before it changes anything."""
         owners, namespace = self._state.owners, self._namespace
         known, found = owners.reservations, self._reservations
+        self._slot_of = book.index.slots(namespace.number).get
         for i, entry in enumerate(self._given):
             reservation = known.get(entry.reservation_id)
             if reservation is None or reservation.owner is not owner:
@@ -120,18 +120,18 @@ class Commit:
                 raise InvalidArgument(f"keys[{i}]", entry.key.hex(), "the key that was reserved")
             found.append(reservation)
         if lease_id is not None:
-            self._lease = self._tenancy.lease(owner, lease_id)
+            self._lease = self._tenancy.lease(book, owner, lease_id)
         owners.take_reservations(owner, found)
         owner.buffer_io += 1
         self._owner = owner
 
-    def prepare(self) -> bool:
-        """Find what has to be copied, and room for it, for the next blocks; True if some are left. Lock held."""
+    def prepare(self, book: Book) -> bool:
+        """Find what has to be copied, and room for it, for the next blocks; True if some are left."""
         begin = len(self._entries)
         for given, reservation in zip(
             self._given[begin : begin + SECTION], self._reservations[begin : begin + SECTION], strict=True
         ):
-            self._entries.append(self._prepare_one(given, reservation))
+            self._entries.append(self._prepare_one(book, given, reservation))
         raw: list[Copy] = []
         sizes: list[int] = []
         for entry in self._entries[begin:]:
@@ -140,13 +140,13 @@ class Commit:
                 sizes.append(entry.copy.nbytes)
         if raw and self._owner.buffer is not None:
             # At once where nothing has to be demoted for it.
-            for copy, offset in zip(raw, self._movement.space.allocate_all(Tier.HOST, sizes), strict=True):
+            for copy, offset in zip(raw, self._movement.space.allocate_all(book, Tier.HOST, sizes), strict=True):
                 copy.place = NONE if offset is None else offset
         return len(self._entries) < len(self._given)
 
-    def _prepare_one(self, given: CommitEntry, reservation: Reservation) -> _Entry:
-        book, depths, root = self._state.book, self._depths, given.parent == ROOT_PARENT
-        parent = NONE if root else self._resident(given.parent)
+    def _prepare_one(self, book: Book, given: CommitEntry, reservation: Reservation) -> _Entry:
+        depths, root = self._depths, given.parent == ROOT_PARENT
+        parent = NONE if root else self._resident(book, given.parent)
         depth = 0 if root else 1 + depths.get(given.parent, book.index.depth[parent] if parent != NONE else 0)
         entry = self._entry(given, reservation, depth)
         if parent != NONE:
@@ -159,15 +159,15 @@ class Commit:
         if self._state.draining and entry.outcome is Outcome.PENDING:
             entry.refuse(Reason.DRAINING)
         if entry.outcome is Outcome.PENDING:
-            slot = self._resident(given.key)
+            slot = self._resident(book, given.key)
             enough = _ON_DEVICE if entry.copy.tier is Tier.DEVICE else _IN_MEMORY
             entry.needed = slot == NONE or not book.index.residency[slot] & enough
         return entry
 
-    def _resident(self, key: BlockKey) -> int:
+    def _resident(self, book: Book, key: BlockKey) -> int:
         """``Book.resident`` in the commit's namespace, in one call."""
         slot = self._slot_of(key, NONE)
-        return slot if slot != NONE and self._state.book.index.residency[slot] else NONE
+        return slot if slot != NONE and book.index.residency[slot] else NONE
 
     def _entry(self, given: CommitEntry, reservation: Reservation, depth: int) -> _Entry:
         codec = self._namespace.codec_at(depth)
@@ -261,15 +261,15 @@ class Commit:
         offset = self._movement.take(Tier.HOST, entry.copy.nbytes)
         if offset is None:
             # No refusal yet: the block may be resident elsewhere when it comes to publishing.
-            with self._state.locked():
-                self._busy = self._movement.space.busy(Tier.HOST, entry.copy.nbytes)
+            with self._state.locked() as book:
+                self._busy = self._movement.space.busy(book, Tier.HOST, entry.copy.nbytes)
             return False
         entry.copy.place = offset
         return True
 
-    def publish(self) -> bool:
-        """Make the next blocks visible, or give their places back; True if something is left. Lock held."""
-        book, tokens = self._state.book, self._namespace.spec.block_tokens
+    def publish(self, book: Book) -> bool:
+        """Make the next blocks visible, or give their places back; True if something is left."""
+        tokens = self._namespace.spec.block_tokens
         begin = self._published
         end = self._published = min(begin + SECTION, len(self._entries))
         part = self._entries[begin:end]
@@ -279,13 +279,13 @@ class Commit:
                 name = self._namespace.namespace_id, entry.key
                 if self._tokens:
                     book.news.token_ids[name] = self._tokens[i * tokens : (i + 1) * tokens]
-                if self._publish_one(entry):
+                if self._publish_one(book, entry):
                     slots.append(entry.slot)
                 if self._tokens and entry.reason is not Reason.NONE:
                     del book.news.token_ids[name]  # It was refused: no event will tell of it.
-            self._give_back(entry)
+            self._give_back(book, entry)
             if self._lease is not None:
-                self._pin(entry, self._lease)
+                self._pin(book, entry, self._lease)
         count_put(book.counters, self._namespace, part)
         self.slots += slots
         if self._queue is None:
@@ -293,9 +293,9 @@ class Commit:
                 book.ref(slot)
         elif self._namespace.policy.write is WritePolicy.THROUGH:
             residency = book.index.residency
-            self._queue([slot for slot in slots if not residency[slot] & _ON_SSD])
+            self._queue(book, [slot for slot in slots if not residency[slot] & _ON_SSD])
         if end < len(self._entries):
-            self._keep_parents(part, end)
+            self._keep_parents(book, part, end)
             return True
         if not self._used:
             book.use(self.slots)
@@ -304,14 +304,14 @@ class Commit:
             book.unhold(self._held.pop())
         if self._held:
             return True
-        self._tenancy.buffer_io_end(self._owner)
+        self._tenancy.buffer_io_end(book, self._owner)
         return False
 
-    def _keep_parents(self, part: Sequence[_Entry], end: int) -> None:
+    def _keep_parents(self, book: Book, part: Sequence[_Entry], end: int) -> None:
         """Blocks that were published now stay for those of their children that come in a later section."""
         for entry in part:
             if entry.outcome is Outcome.HIT and self._last_child.get(entry.key, NONE) >= end:
-                self._state.book.hold(entry.slot)
+                book.hold(entry.slot)
                 self._held.append(entry.slot)
 
     def release(self) -> None:
@@ -321,14 +321,13 @@ class Commit:
                 for slot in part:
                     book.unref(slot)
 
-    def _publish_one(self, entry: _Entry) -> bool:
+    def _publish_one(self, book: Book, entry: _Entry) -> bool:
         """True if the block is resident now."""
-        book = self._state.book
-        parent = NONE if entry.parent == ROOT_PARENT else self._resident(entry.parent)
+        parent = NONE if entry.parent == ROOT_PARENT else self._resident(book, entry.parent)
         if parent == NONE and entry.parent != ROOT_PARENT:
             entry.refuse(Reason.PARENT_MISSING)
             return False
-        slot = self._resident(entry.key)
+        slot = self._resident(book, entry.key)
         entry.existed = slot != NONE
         ghost = NONE if entry.existed else self._slot_of(entry.key, NONE)
         if ghost != NONE and closes_circle(book.index, ghost, parent):
@@ -353,14 +352,14 @@ class Commit:
             book.set_ready(slot, entry.copy)
         return True
 
-    def _give_back(self, entry: _Entry) -> None:
+    def _give_back(self, book: Book, entry: _Entry) -> None:
         """Free what did not become a copy: the buffer's range always, the other one if it is not READY."""
         copy, reservation = entry.copy, entry.reservation
         ready = copy.state is CopyState.READY
         if copy.tier is Tier.DEVICE:
             if not ready:
                 copy.advance(Event.ABORT)
-            self._tenancy.free_device(reservation, kept=ready)
+            self._tenancy.free_device(book, reservation, kept=ready)
         elif not ready:
             copy.advance(Event.FAIL)
             if copy.place != NONE:
@@ -372,10 +371,9 @@ class Commit:
             reservation.copy.advance(Event.RESERVE)
             self._state.owners.add_reservation(reservation)
         else:
-            self._tenancy.free_buffer(reservation)
+            self._tenancy.free_buffer(book, reservation)
 
-    def _pin(self, entry: _Entry, lease: Lease) -> None:
-        book = self._state.book
+    def _pin(self, book: Book, entry: _Entry, lease: Lease) -> None:
         if entry.outcome is not Outcome.HIT or lease.ended:
             return
         tier = next((t for t in (Tier.DEVICE, Tier.HOST) if book.has(entry.slot, t)), None)

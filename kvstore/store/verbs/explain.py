@@ -9,14 +9,14 @@ from kvstore.store.columns.index import NONE
 from kvstore.store.moves.space import Space
 from kvstore.store.moves.victims import Verdict
 from kvstore.store.report import CopyExplained, ExplainReport, Keeper
-from kvstore.store.tables.book import copy_number
+from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.state import State
 
 
-def reasons_to_stay(state: State, slot: int, tier: Tier) -> tuple[str, ...]:
-    """Why a copy can not go now, in words of ``CopyExplained``; none if it may. Called with the lock held."""
-    book, number = state.book, copy_number(slot, tier)
+def reasons_to_stay(book: Book, state: State, slot: int, tier: Tier) -> tuple[str, ...]:
+    """Why a copy can not go now, in words of ``CopyExplained``; none if it may."""
+    number = copy_number(slot, tier)
     found = []
     if number in book.pins:
         found.append("pinned")
@@ -40,8 +40,8 @@ def explain(state: State, space: Space, key: BlockKey, namespace: Namespace, mis
             ago = state.clock.now() - found.at if found is not None else 0.0
             return ExplainReport(key=key, reason=missing, seconds_ago=ago)
         index = book.index
-        copies = [_copy(state, space, slot, tier) for tier in book.tiers if book.has(slot, tier)]
-        keepers = tuple(_keepers(state, slot, namespace.namespace_id))
+        copies = [_copy(book, state, space, slot, tier) for tier in book.tiers if book.has(slot, tier)]
+        keepers = tuple(_keepers(book, state, slot, namespace.namespace_id))
         report = ExplainReport(
             key=key, parent=index.parent_key(slot), depth=index.depth[slot], keepers=keepers,
             children=index.children[slot], hits=index.hits[slot],
@@ -56,19 +56,19 @@ def explain(state: State, space: Space, key: BlockKey, namespace: Namespace, mis
     return report
 
 
-def _copy(state: State, space: Space, slot: int, tier: Tier) -> CopyExplained:
-    kept = reasons_to_stay(state, slot, tier)
-    if kept == ("children",) and space.may_go_alone(slot, tier):
+def _copy(book: Book, state: State, space: Space, slot: int, tier: Tier) -> CopyExplained:
+    kept = reasons_to_stay(book, state, slot, tier)
+    if kept == ("children",) and space.may_go_alone(book, slot, tier):
         kept = ()
-    verdict = space.judge(slot, tier)
+    verdict = space.judge(book, slot, tier)
     if not kept and verdict is Verdict.KEEP:
-        kept = ("held",) if slot in state.book.holds else ("children",)
+        kept = ("held",) if slot in book.holds else ("children",)
     fate = "stays" if kept else "demoted" if verdict is Verdict.DEMOTE else "goes"
-    return CopyExplained(tier, state.book.nbytes(slot, tier), fate, kept)
+    return CopyExplained(tier, book.nbytes(slot, tier), fate, kept)
 
 
-def _keepers(state: State, slot: int, namespace_id: NamespaceId) -> list[Keeper]:
-    now, numbers = state.clock.now(), {copy_number(slot, tier) for tier in state.book.tiers}
+def _keepers(book: Book, state: State, slot: int, namespace_id: NamespaceId) -> list[Keeper]:
+    now, numbers = state.clock.now(), {copy_number(slot, tier) for tier in book.tiers}
     found = [
         Keeper(
             "lease", lease.name, lease.owner.name, lease.owner.pid, max(lease.deadline - now, 0) if lease.timed else 0

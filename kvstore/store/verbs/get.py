@@ -25,6 +25,7 @@ from kvstore.store.moves.loading import Load, Loading
 from kvstore.store.moves.queues import Queues
 from kvstore.store.tables import validate
 from kvstore.store.tables.asked import count_found, count_match, count_refused
+from kvstore.store.tables.book import Book
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Job, Owner
 from kvstore.store.tables.state import State
@@ -53,26 +54,26 @@ class Get:
         validate.check_keys(keys)
         state = self._state
         with state.lock:
-            namespace = owner.namespace(namespace_id)
-            found = state.book.index.match(namespace.number, keys, state.readable)
+            book, namespace = state.unproven, owner.namespace(namespace_id)
+            found = book.index.match(namespace.number, keys, state.readable)
             if state.recording.on:
                 state.recording.add(namespace, keys, len(found))
             if len(found) == len(keys):
-                state.book.counters["match_found"] += len(found)
+                book.counters["match_found"] += len(found)
                 return MatchResult(len(found), tuple(found))
-            reason = self.why_missing(keys[len(found)], namespace)
-            count_match(state.book.counters, len(keys), len(found), reason)
+            reason = self.why_missing(book, keys[len(found)], namespace)
+            count_match(book.counters, len(keys), len(found), reason)
             near = state.namespaces.near(namespace.spec, owner.namespaces) if not found else ()
         return MatchResult(len(found), tuple(found), reason, near)
 
-    def why_missing(self, key: BlockKey, namespace: Namespace) -> Reason:
-        """Why a key is a miss. Called with the lock held."""
-        if self._state.book.resident(key, namespace) != NONE:
+    def why_missing(self, book: Book, key: BlockKey, namespace: Namespace) -> Reason:
+        """Why a key is a miss."""
+        if book.resident(key, namespace) != NONE:
             return Reason.TIER_UNAVAILABLE
         name = namespace.namespace_id, key
         if name in self._state.owners.uncommitted:
             return Reason.UNCOMMITTED
-        return self._state.book.tombstones.reason(name)
+        return book.tombstones.reason(name)
 
     def fetch(
         self,
@@ -85,25 +86,25 @@ class Get:
     ) -> tuple[FetchResult, Job | None]:
         """See ``Cache.fetch``; does not wait. The job, if one was made."""
         validate.check_keys(keys)
-        with self._state.locked():
-            lease = self._tenancy.lease(owner, lease_id)
+        with self._state.locked() as book:
+            lease = self._tenancy.lease(book, owner, lease_id)
             namespace = owner.namespace(namespace_id)
             every = namespace.layout.layers
             chosen = (0, every) if layers is None else validate.check_layers(layers, every)
             if target is not Target.IN_PLACE:
                 self._check_target(target, owner)
             load = Load(owner, namespace, tuple(keys), target, lease, chosen)
-            return self._submit(load)
+            return self._submit(book, load)
 
     def prefetch(self, owner: Owner, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier) -> FetchResult:
         """See ``Cache.prefetch``."""
         validate.check_keys(keys)
         validate.check_tier(tier, [t for t in (Tier.DEVICE, Tier.HOST) if t in self._state.arenas])
-        with self._state.locked():
+        with self._state.locked() as book:
             namespace = owner.namespace(namespace_id)
             target = Target.DEVICE if tier is Tier.DEVICE else Target.HOST
             load = Load(owner, namespace, tuple(keys), target, None, (0, namespace.layout.layers))
-            result, job = self._submit(load)
+            result, job = self._submit(book, load)
             if job is not None:
                 job.announce = True
             return result
@@ -116,23 +117,23 @@ class Get:
         if target not in _TARGETS:
             raise InvalidArgument("target", target, "one of " + ", ".join(t.name for t in Target))
 
-    def _submit(self, load: Load) -> tuple[FetchResult, Job | None]:
-        """Pin what is in place; make a job of what has to move. Called with the lock held."""
-        state, book = self._state, self._state.book
-        used = pin_found(book, load, state.readable, lambda key: self.why_missing(key, load.namespace))
+    def _submit(self, book: Book, load: Load) -> tuple[FetchResult, Job | None]:
+        """Pin what is in place; make a job of what has to move."""
+        state = self._state
+        used = pin_found(book, load, state.readable, lambda key: self.why_missing(book, key, load.namespace))
         if load.lease is not None:
             book.use(used.slots)
             count_found(book.counters, used.bits)
             if len(used.slots) < len(load.keys):
                 count_refused(book.counters, load.result(), range(len(load.keys)))
             if load.namespace.policy.write is WritePolicy.SECOND_HIT:
-                self._write_second_hits(used.slots)
+                self._write_second_hits(book, used.slots)
         if not load.moving:
             return load.result(), None
         owners = state.owners
         job = Job(JobId(owners.next_id()), load.owner, load.result(), load.lease)
-        task = self._loading.task(load, lambda: self._finish(job, load))
-        job.cancel = lambda: self._loading.cancel(load, lambda: self._finish(job, load))
+        task = self._loading.task(load, lambda book: self._finish(book, job, load))
+        job.cancel = lambda book: self._loading.cancel(book, load, lambda book: self._finish(book, job, load))
         # Held, so that no block loses its last copy while its job waits.
         for i in load.moving:
             book.hold(load.slots[i])
@@ -153,16 +154,16 @@ class Get:
         job.result = load.result(job.job_id)
         return job.result, job
 
-    def _finish(self, job: Job, load: Load) -> None:
-        """The job has its final answer. Called with the lock held, once."""
+    def _finish(self, book: Book, job: Job, load: Load) -> None:
+        """The job has its final answer."""
         state = self._state
         for i in load.moving:
-            state.book.unhold(load.slots[i])
-        self._tenancy.buffer_io_end(load.owner)
+            book.unhold(load.slots[i])
+        self._tenancy.buffer_io_end(book, load.owner)
         job.result = load.result()
         if job.lease is not None:
             job.lease.jobs.discard(job.job_id)
-            count_refused(state.book.counters, job.result, load.moving)
+            count_refused(book.counters, job.result, load.moving)
         job.finished_at = state.clock.now()
         callback = self.on_job_done
         if callback is not None and job.announce and job.job_id in state.owners.jobs:
@@ -193,7 +194,6 @@ class Get:
             job = self._state.owners.job(owner, job_id)
         return self.wait(job, timeout_ms / 1000)
 
-    def _write_second_hits(self, slots: Sequence[int]) -> None:
-        book = self._state.book
+    def _write_second_hits(self, book: Book, slots: Sequence[int]) -> None:
         # The commit was the first use.
-        self._queues.queue_writes([s for s in slots if book.index.hits[s] == 2 and not book.has(s, Tier.SSD)])
+        self._queues.queue_writes(book, [s for s in slots if book.index.hits[s] == 2 and not book.has(s, Tier.SSD)])

@@ -18,7 +18,7 @@ from kvstore.kernels.plan_engine import CONTROL_BYTES, SLOTS_MAX, Kind, PlanEnde
 from kvstore.store.columns.index import NONE, PAGE_BITS
 from kvstore.store.moves.reading import Reading
 from kvstore.store.tables import validate
-from kvstore.store.tables.book import copy_number
+from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Owner
 from kvstore.store.tables.plans import PlanRight
@@ -69,8 +69,8 @@ class Plans:
             self.end(plan, Reason.NONE)
             raise
         finally:
-            with self._state.locked():
-                self._tenancy.buffer_io_end(owner)
+            with self._state.locked() as book:
+                self._tenancy.buffer_io_end(book, owner)
         return PlanOpened(plan.plan_id, ring, found)
 
     def extend(self, owner: Owner, plan_id: PlanId, keys: Sequence[BlockKey]) -> PlanKeys:
@@ -124,9 +124,9 @@ class Plans:
         """See ``Cache.plan_bell``."""
         if not available():
             raise Unavailable(NO_KERNELS)
-        with self._state.locked():
+        with self._state.locked() as book:
             owner.require_open()
-            return os.dup(_bell_of(owner))
+            return os.dup(_bell_of(book, owner))
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
@@ -140,11 +140,11 @@ class Plans:
             state.owners.take_plan(plan)
         if plan.native:
             self._reading.close(plan, reason)
-        with state.locked():
+        with state.locked() as book:
             if plan.owner.buffer is not None:
                 plan.owner.buffer.free(*plan.ring)
-            self._tenancy.buffer_io_end(plan.owner)
-            state.book.counters.count("plans_ended")
+            self._tenancy.buffer_io_end(book, plan.owner)
+            book.counters.count("plans_ended")
         self._tenancy.end(plan.lease)
         return True
 
@@ -219,20 +219,20 @@ class Plans:
             raise InvalidArgument("piece_bytes", piece_bytes, f"at least {most}, the bytes of one slice")
         lease = self._tenancy.grant_untimed(owner, "reading plan")
         try:
-            with state.locked():
+            with state.locked() as book:
                 state.owners.require_room("plans", owner.peer, state.config)
                 if len(owner.plans) >= state.config.plans_a_session_max:
                     raise ResourceExhausted(
                         f"this session has {len(owner.plans)} plans open", field="plans", value=len(owner.plans) + 1,
                         expected=f"at most {state.config.plans_a_session_max}",
                     )  # fmt: skip
-                ring = _allocate(owner, nbytes), nbytes
+                ring = _allocate(book, owner, nbytes), nbytes
                 number = PlanId(state.owners.next_id())
                 plan = PlanRight(number, owner, namespace, lease, chosen, ring, idle_s, touched=state.clock.now())
                 state.owners.add_plan(plan)
                 # One for the plan and one for the call: the ring's memory stays though the session ends meanwhile.
                 owner.buffer_io += 2
-                state.book.counters.count("plans_opened")
+                book.counters.count("plans_opened")
         except BaseException:
             self._tenancy.end(lease)
             raise
@@ -245,10 +245,10 @@ class Plans:
         if buffer is None:
             raise Unavailable("the session has ended")
         engine = self._reading.engine
-        with self._state.locked():
+        with self._state.locked() as book:
             owner.require_open()
             if not owner.rings:
-                engine.add_bell(_bell_of(owner))
+                engine.add_bell(_bell_of(book, owner))
                 owner.rings = True
         offset = plan.ring[0]
         plan.native = engine.open(int(owner.session_id), buffer.view(*plan.ring), pieces, slot, kinds)
@@ -321,7 +321,7 @@ class Plans:
                     outcomes.append(Outcome.MISS)
                     stored = bits & state.stored
                     reasons.append(
-                        Reason.TIER_UNAVAILABLE if stored else Reason.NONE if bits else _why(state, plan, key)
+                        Reason.TIER_UNAVAILABLE if stored else Reason.NONE if bits else _why(book, state, plan, key)
                     )
                     continue
                 outcomes.append(Outcome.HIT)
@@ -336,16 +336,16 @@ class Plans:
             book.counters.count("plan_blocks", len(used))
 
 
-def _bell_of(owner: Owner) -> int:
-    """The session's eventfd, made at the first call; it is closed when the session has ended. With the lock held."""
+def _bell_of(_book: Book, owner: Owner) -> int:
+    """The session's eventfd, made at the first call; it is closed when the session has ended."""
     if owner.bell < 0:
         owner.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     return owner.bell
 
 
-def _why(state: State, plan: PlanRight, key: BlockKey) -> Reason:
+def _why(book: Book, state: State, plan: PlanRight, key: BlockKey) -> Reason:
     name = plan.namespace.namespace_id, key
-    return Reason.UNCOMMITTED if name in state.owners.uncommitted else state.book.tombstones.reason(name)
+    return Reason.UNCOMMITTED if name in state.owners.uncommitted else book.tombstones.reason(name)
 
 
 def _kinds(namespace: Namespace, layers: tuple[int, int]) -> list[Kind]:
@@ -364,8 +364,8 @@ def _kind(layout: BlockLayout, layers: tuple[int, int], codec: Codec) -> Kind:
     return Kind(units, whole, list(map(int, codecs)), unit_bytes, stride)
 
 
-def _allocate(owner: Owner, nbytes: int) -> int:
-    """The offset of a ring in the session's buffer. Called with the lock held."""
+def _allocate(_book: Book, owner: Owner, nbytes: int) -> int:
+    """The offset of a ring in the session's buffer."""
     buffer = owner.buffer
     if buffer is None:
         raise InvalidArgument("session", "without a buffer", "one on this host with a buffer, where pieces can land")

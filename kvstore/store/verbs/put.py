@@ -28,6 +28,7 @@ from kvstore.store.moves.durable import Durably
 from kvstore.store.moves.move import Movement
 from kvstore.store.moves.queues import Queues
 from kvstore.store.tables import validate
+from kvstore.store.tables.book import Book
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Owner, Reservation
 from kvstore.store.tables.state import SECTION, State, parts
@@ -107,21 +108,21 @@ class Put:
             raise InvalidArgument("standing", standing, "False, unless places are reserved by count and for HOST")
         entries: Sequence[BlockKey | None] = keys or [None] * count
         claims = _Claims([], [], [])
-        with state.locked():
+        with state.locked() as book:
             namespace = owner.namespace(namespace_id)
             if owner.buffer is None and not state.arenas[tier].client_writable:
                 raise InvalidArgument(
                     "tier", tier.name, "a tier that this session can write: it was opened without a buffer"
                 )
             state.owners.require_room("reservations", owner.peer, state.config, more=len(entries))
-            self._tenancy.expire_leases()
+            self._tenancy.expire_leases(book)
             durable = (namespace.policy.durability if durability is None else durability) is Durability.DURABLE
             if durable:
-                self._movement.forget_lost()
+                self._movement.forget_lost(book)
             asked = _Asked(owner, namespace, tier, durable, standing)
-            self._claim_part(claims, asked, entries[:SECTION])
+            self._claim_part(book, claims, asked, entries[:SECTION])
             if len(entries) <= SECTION:
-                self._claimed_all(claims, asked)
+                self._claimed_all(book, claims, asked)
         if len(entries) > SECTION:
             self._claim_rest(claims, asked, entries[SECTION:])
         if whole and claims.busy is not None:
@@ -133,31 +134,31 @@ class Put:
         state, owner = self._state, asked.owner
         try:
             for part in parts(entries):
-                with state.locked():
+                with state.locked() as book:
                     owner.require_open()
                     state.owners.require_room("reservations", owner.peer, state.config, more=len(part))
-                    self._claim_part(claims, asked, part)
+                    self._claim_part(book, claims, asked, part)
         except KVStoreError:
             self._abort(owner, claims.none())
             raise
-        with state.locked():
-            self._claimed_all(claims, asked)
+        with state.locked() as book:
+            self._claimed_all(book, claims, asked)
 
-    def _claim_part(self, claims: _Claims, asked: _Asked, part: Sequence[BlockKey | None]) -> None:
-        """Claim places for some blocks. Lock held."""
-        resident, namespace, durable = self._state.book.resident, asked.namespace, asked.durable
+    def _claim_part(self, book: Book, claims: _Claims, asked: _Asked, part: Sequence[BlockKey | None]) -> None:
+        """Claim places for some blocks."""
+        resident, namespace, durable = book.resident, asked.namespace, asked.durable
         for key in part:
             slot = NONE if key is None else resident(key, namespace)
-            if slot != NONE and not (durable and not self._durably.is_durable(slot)):
+            if slot != NONE and not (durable and not self._durably.is_durable(book, slot)):
                 claims.add(Outcome.HIT)
             elif claims.busy is None:
-                self._claim(claims, asked, key)
+                self._claim(book, claims, asked, key)
             else:
                 claims.add(Outcome.BUSY)
 
-    def _claimed_all(self, claims: _Claims, asked: _Asked) -> None:
-        """Count what was asked for, and have room made where it was refused. Lock held."""
-        state, book = self._state, self._state.book
+    def _claimed_all(self, book: Book, claims: _Claims, asked: _Asked) -> None:
+        """Count what was asked for, and have room made where it was refused."""
+        state = self._state
         if known := claims.outcomes.count(Outcome.HIT):
             book.counters.count("put_known", known)
         if claims.busy is None:
@@ -169,6 +170,7 @@ class Put:
 
     def _claim(
         self,
+        book: Book,
         claims: _Claims,
         asked: _Asked,
         key: BlockKey | None,
@@ -176,7 +178,7 @@ class Put:
         owner, namespace, tier, standing = asked.owner, asked.namespace, asked.tier, asked.standing
         state, layout = self._state, namespace.layout
         if state.draining:
-            claims.refuse(self._movement.space.busy(tier, layout.device_bytes, Reason.DRAINING))
+            claims.refuse(self._movement.space.busy(book, tier, layout.device_bytes, Reason.DRAINING))
             return
         written, area, arena = None, Area.DEVICE, state.arenas[tier]
         if not arena.client_writable and owner.buffer is not None:
@@ -188,11 +190,11 @@ class Put:
                 return
         device = None
         if tier is Tier.DEVICE:
-            device = _claimed(tier, layout.device_bytes, self._movement.space.allocate(tier, layout.device_bytes))
+            device = _claimed(tier, layout.device_bytes, self._movement.space.allocate(book, tier, layout.device_bytes))
             if device is None:
                 if written is not None:
                     arena.free(written.place, written.nbytes)
-                claims.refuse(self._movement.space.busy(tier, layout.device_bytes))
+                claims.refuse(self._movement.space.busy(book, tier, layout.device_bytes))
                 return
             state.reserved_bytes += device.nbytes
         copy, kept = (written, device) if written is not None else (device, None)
@@ -214,9 +216,9 @@ class Put:
         """Give back those that the session still has, in sections that others can come between; returns how many."""
         aborted = 0
         for part in parts(numbers):
-            with self._state.locked():
+            with self._state.locked() as book:
                 known = [number for number in part if number in owner.reservations]
-                self._tenancy.give_back_reservations(known)
+                self._tenancy.give_back_reservations(book, known)
                 aborted += len(known)
         return aborted
 
@@ -237,21 +239,21 @@ class Put:
         durable = wanted is Durability.DURABLE
         queue = None if durable else self._queues.queue_writes
         commit = Commit(self._movement, self._tenancy, namespace, entries, token_ids, queue)
-        with state.locked():
+        with state.locked() as book:
             if owner.ended:
                 owner.require_open()
-            commit.claim(owner, lease_id)
-            more = commit.prepare()
+            commit.claim(book, owner, lease_id)
+            more = commit.prepare(book)
         try:
             while more:
-                with state.locked():
-                    more = commit.prepare()
+                with state.locked() as book:
+                    more = commit.prepare(book)
             commit.copy()
         finally:
             more = True
             while more:
-                with state.locked():
-                    more = commit.publish()
+                with state.locked() as book:
+                    more = commit.publish(book)
         if not durable:
             return commit.result({})
         try:

@@ -137,7 +137,7 @@ class Removal:
                 outcomes[left[-1]] = self._movement.evict_one(slots[left[-1]], tier)
                 with self._state.locked() as book:
                     if outcomes[left[-1]] is Outcome.BUSY:
-                        reasons[left[-1]] = " ".join(reasons_to_stay(self._state, slots[left[-1]], tier))
+                        reasons[left[-1]] = " ".join(reasons_to_stay(book, self._state, slots[left[-1]], tier))
                     book.unref(slots[left.pop()])
         finally:
             with self._state.locked() as book:
