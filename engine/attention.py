@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
-from kvstore.engine.cold import ColdReader, Indices
+from kvstore.engine.cold import ColdReader, Indices, Pass
 from kvstore.engine.params import Selected
 from kvstore.engine.selection import Budget, Selector
 from kvstore.kernels.attention import merge, paged_attention
@@ -64,7 +64,7 @@ class ColdPart:
         With a selector: over those that it chooses, in layers without a window.
         """
         if options.window is not None:
-            return merge([near, *self._read(query, options, layer, self._within(len(query), options.window))])
+            return merge([near, *self._read(query, options, layer, self._within(options.window))])
         if self.selector is None or self.selected is None:
             return merge([near, *self._read(query, options, layer, None)])
         blocks = -(-self.context // self.geometry.block_tokens)
@@ -90,9 +90,16 @@ class ColdPart:
                 parts = [merge(parts)]
         return parts
 
-    def _within(self, queries: int, window: int) -> Indices:
-        """Rows of the reader that any query of the window sees."""
-        first = self.context - queries - window + 1
+    def passes(self, windows: Sequence[int | None]) -> list[Pass]:
+        """What the layers of these windows will read; with a selector that is not known before they do."""
+        if self.selector is not None:
+            return []
+        rows = [None if window is None else self._within(window) for window in windows]
+        return [(layer, part) for layer, part in enumerate(rows) if part is None or len(part)]
+
+    def _within(self, window: int) -> Indices:
+        """Rows of the reader that any query sees through a window."""
+        first = self.context - self.count - window + 1
         return np.flatnonzero(self.reader.starts + self.geometry.block_tokens > first).astype(np.int32)
 
 

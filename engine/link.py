@@ -137,6 +137,11 @@ class CacheLink:
             raise LinkLost(str(error)) from error
         return True
 
+    @property
+    def lease_ttl_ms(self) -> int:
+        """How long rights of the engine outlive a sign of it."""
+        return self._config.lease_ttl_ms
+
     def now(self) -> float:
         """Seconds of the clock that leases go by."""
         return self._clock.now()

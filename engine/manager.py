@@ -19,7 +19,7 @@ from kvstore.core.keys import chain_keys
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, LeaseId, Outcome, Place, ReservationId, Target, Tier
 from kvstore.engine.blocks import Block, BlockState, Registry
-from kvstore.engine.cold import ColdReaders
+from kvstore.engine.cold_readers import ColdReaders
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.cooling import Cooling, cold_run, hottest, key_of
 from kvstore.engine.counters import Counters

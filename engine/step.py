@@ -14,7 +14,7 @@ from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import Area, Codec
 from kvstore.engine.attention import AttentionStep, ColdPart
 from kvstore.engine.blocks import BlockTable
-from kvstore.engine.cold import ColdReaders
+from kvstore.engine.cold_readers import ColdReaders
 from kvstore.engine.memory import CPU
 from kvstore.engine.scheduler import Share
 from kvstore.engine.selection import Selector
@@ -67,19 +67,19 @@ class Cold:
         """A part for each share with COLD blocks; their reading begins. ``firsts`` are the shares' first rows."""
         found: list[ColdPart] = []
         last_row = 0
-        whole = [layer for layer in range(spec.layers) if self.windows[layer] is None]
         for share, first in zip(shares, firsts, strict=True):
             if len(share.sequence.table.cold):
                 reader = self.readers.of(share.sequence.table)
                 selected = share.sequence.params.attention if share.count == 1 and share.draws else None
-                seen = [layer for layer in whole if share.draws or layer != spec.layers - 1]
-                reader.begin([] if selected is not None else seen)
+                reader.take_in()
                 selector = None
                 if selected is not None:
                     selector = self.selectors.setdefault(share.sequence.table, Selector(spec.geometry, spec.layers))
                     selector.begin()
                 context, drawn = share.sequence.computed + share.count, last_row if share.draws else None
-                found.append(ColdPart(reader, first, share.count, context, drawn, spec.geometry, selector, selected))
+                part = ColdPart(reader, first, share.count, context, drawn, spec.geometry, selector, selected)
+                reader.begin(part.passes(self.windows if share.draws else self.windows[:-1]))
+                found.append(part)
             last_row += share.draws
         return tuple(found)
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstore.engine.attention import AttentionStep, ColdPart, _attend
-from kvstore.engine.cold import Indices, Piece
+from kvstore.engine.cold import Indices, Pass, Piece
 from kvstore.kernels.attention import merge, paged_attention
 from kvstore.kernels.paged import AttentionOptions, PagedBatch
 from kvstore.kernels.reference import merge_reference, paged_attention_reference
@@ -30,7 +30,9 @@ class MemoryReader:
         self._size = batch.geometry.slice_bytes(batch.codec)
         self.starts = starts
 
-    def begin(self, layers: Sequence[int]) -> None: ...
+    def take_in(self) -> None: ...
+
+    def begin(self, passes: Sequence[Pass]) -> None: ...
 
     def close(self) -> None: ...
 

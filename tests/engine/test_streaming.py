@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvstore.core.types import Area, Reason
+from kvstore.client.plan import Plan
+from kvstore.core.types import Area, BlockKey, Reason
 from kvstore.engine.blocks import BlockState
-from kvstore.engine.cold import ColdLost, FetchReader
+from kvstore.engine.cold import ColdLost, Indices, Piece
+from kvstore.engine.cold_plan import PlanReader
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.sampling import SamplingParams
@@ -26,9 +29,20 @@ def pair() -> Pair:
     return build_pair("llama")
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "smollm3"])
-def test_tokens_are_those_of_transformers_with_nothing_in_host(family: str, tmp_path: Path) -> None:
-    pair = build_pair(family)
+@pytest.mark.parametrize(
+    ("family", "plans"), [("llama", True), ("mistral", True), ("gemma2", True), ("smollm3", True), ("gemma2", False)]
+)
+def test_tokens_are_those_of_transformers_with_nothing_in_host(
+    family: str, plans: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, opened = build_pair(family), []
+    open_plan = PlanReader._open
+
+    def counted(reader: PlanReader, keys: list[BlockKey]) -> Plan | None:
+        opened.append(open_plan(reader, keys) if plans else None)
+        return opened[-1]
+
+    monkeypatch.setattr(PlanReader, "_open", counted)
     prompt = random_prompt(1, 1500)
     with open_store(pair.model.spec, SMALL, tmp_path) as store:
         with open_cache(store) as cache:
@@ -37,6 +51,7 @@ def test_tokens_are_those_of_transformers_with_nothing_in_host(family: str, tmp_
             engine.close()
         assert set(pinned_bytes(store).values()) == {0}
     assert answer.tokens == pair.greedy(prompt, 6)
+    assert any(plan is not None for plan in opened) is plans
     assert engine.counters.blocks_cooled >= 20
     assert (engine.counters.blocks_private, engine.counters.blocks_demoted) == (0, 0)
 
@@ -106,15 +121,15 @@ def test_without_storage_the_request_ends_for_want_of_memory(pair: Pair) -> None
 
 def test_a_block_that_is_lost_is_computed_again(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, lost = random_prompt(8, 1200), []
-    landed = FetchReader._landed
+    read = PlanReader.read
 
-    def fails_once(reader: FetchReader, flight: object) -> object:
-        if len(lost) == 0 and len(reader._keys) > 8:
-            lost.append(reader._keys[8])
-            raise ColdLost(reader._keys[8], Reason.QUARANTINED)
-        return landed(reader, flight)  # type: ignore[arg-type]
+    def fails_once(reader: PlanReader, layer: int, chosen: Indices | None = None) -> Iterator[Piece]:
+        if layer == 1 and not lost and len(reader.starts) > 8:
+            lost.append(8)
+            raise ColdLost(reader._fetch.keys[8], Reason.QUARANTINED)
+        yield from read(reader, layer, chosen)
 
-    monkeypatch.setattr(FetchReader, "_landed", fails_once)
+    monkeypatch.setattr(PlanReader, "read", fails_once)
     with open_store(pair.model.spec, SMALL, tmp_path) as store:
         with open_cache(store) as cache:
             engine = Engine(pair.model, cache, NONE_IN_HOST)
