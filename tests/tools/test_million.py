@@ -38,12 +38,12 @@ def test_the_fit_is_a_line_and_says_how_well_it_fits() -> None:
     def reached(length: int, *seconds: float) -> Reached:
         return Reached(length, steps=[Step(value, {}, 0.0) for value in seconds])
 
-    exact = fit_steps(Found([reached(1000, 0.3), reached(2000, 0.5), reached(4000, 0.9)], 1e9))
+    exact = fit_steps(Found([reached(1000, 0.3, 0.8), reached(2000, 0.5), reached(4000, 2.0, 0.9)], 1e9))
     assert exact is not None
     assert (round(exact.base, 6), round(exact.slope, 9), round(exact.r2, 6)) == (0.1, 0.0002, 1.0)
-    loose = fit_steps(Found([reached(1000, 0.3, 0.9), reached(2000, 0.2)], 1e9))
+    loose = fit_steps(Found([reached(1000, 0.3), reached(2000, 0.1), reached(3000, 0.3)], 1e9))
     assert loose is not None
-    assert loose.r2 < 0.5
+    assert loose.r2 < 0.1
     assert fit_steps(Found([reached(1000, 0.3, 0.9)], 1e9)) is None
 
 

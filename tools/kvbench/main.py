@@ -216,6 +216,21 @@ def greedy(
     _run(output, markdown, lambda _: run_greedy(Job(model, tuple(text or ()), prompts, answer)))
 
 
+@app.command()
+def million(
+    tokens: Annotated[int, typer.Option("--tokens", help="Length of the context.", min=4096)] = 1_000_000,
+    share: Annotated[float, typer.Option("--share", help="Most blocks that selected attention reads.")] = 0.05,
+    model: Annotated[Path, typer.Option("--model", help="Folder of a model.")] = Path(".cache/models/smollm2"),
+    directory: Annotated[Path, typer.Option("--directory", "-d", help="Fill a folder on this disk.")] = Path(),
+    output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Decode steps over a context that lies on SSD: 12 GB of int8 at a million tokens of SmolLM2."""
+    from kvstore.tools.kvbench.million import Effort, run_million  # noqa: PLC0415 - brings torch and transformers
+
+    _run(output, markdown, lambda _: run_million(directory, model, Effort(tokens, max_share=share)))
+
+
 def _numbers(text: str, option: str = "--threads") -> tuple[int, ...]:
     try:
         found = tuple(int(word) for word in text.split(","))

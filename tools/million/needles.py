@@ -57,6 +57,11 @@ class Reached:
         return sum(found == wanted for _, found, wanted in self.answers)
 
     @property
+    def fastest_s(self) -> float:
+        """The fastest of the decode steps."""
+        return min(step.seconds for step in self.steps)
+
+    @property
     def step_s(self) -> float:
         """Median of the decode steps."""
         return median([step.seconds for step in self.steps])
@@ -95,7 +100,6 @@ def run(model: Model, plan: Plan, folder: Path, say: Say) -> Found:
                     found.reached.append(asked.run())
                     found.peak_bytes = max(found.peak_bytes, asked.peak_bytes)
             finally:
-                print(engine.counters)
                 engine.close()
     found.disk_bytes_per_s = max(disk, disk_bandwidth(folder))
     return found

@@ -24,10 +24,13 @@ class Fit:
 
 
 def fit_steps(found: Found) -> Fit | None:
-    """The line through every decode step; None for fewer than two lengths."""
-    x = np.array([reached.length for reached in found.reached for _ in reached.steps], float)
-    y = np.array([step.seconds for reached in found.reached for step in reached.steps])
-    if len(set(x.tolist())) < 2:
+    """The line through the fastest step of each length; None for fewer than two lengths.
+
+    The fastest: what else runs on a machine makes steps slower, and never faster.
+    """
+    x = np.array([reached.length for reached in found.reached], float)
+    y = np.array([reached.fastest_s for reached in found.reached])
+    if len(x) < 2:
         return None
     slope, base = np.polyfit(x, y, 1)
     rest, spread = y - (base + slope * x), y - y.mean()
@@ -39,11 +42,11 @@ def draw_steps(found: Found, path: Path) -> None:
     figure, axes = _figure()
     lengths = np.array([reached.length for reached in found.reached], float)
     times = [[step.seconds for step in reached.steps] for reached in found.reached]
-    medians = np.array([reached.step_s for reached in found.reached])
+    fastest = np.array([reached.fastest_s for reached in found.reached])
     cold = [np.median([step.nbytes["ssd"] for step in reached.steps]) for reached in found.reached]
     for length, values in zip(lengths, times, strict=True):
         axes.plot([length] * len(values), values, "o", color=BLUE, alpha=0.25, markersize=4, markeredgewidth=0)
-    axes.plot(lengths, medians, "o", color=BLUE, markersize=7, label="decode step, median")
+    axes.plot(lengths, fastest, "o", color=BLUE, markersize=7, label="decode step, the fastest; pale: the others")
     fit = fit_steps(found)
     if fit is not None:
         ends = np.array([0.0, lengths[-1] * 1.03])
@@ -55,7 +58,7 @@ def draw_steps(found: Found, path: Path) -> None:
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("seconds a decode step")
     axes.set_xlim(0, lengths[-1] * 1.04)
-    axes.set_ylim(0, max(max(values) for values in times) * 1.1)
+    axes.set_ylim(0, max(2.5 * fastest.max(), 1.1 * np.median([step for values in times for step in values])))
     axes.xaxis.set_major_formatter(_tokens)
     axes.grid(axis="y", color=GREY, alpha=0.3, linewidth=0.6)
     axes.legend(frameon=False, loc="upper left", fontsize=9)
