@@ -20,7 +20,7 @@ from kvstore.client import Client, ClientOptions, PutBlocks
 from kvstore.core.errors import Unavailable
 from kvstore.core.keys import chain_keys, parents_of
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
-from kvstore.core.types import Area, Outcome
+from kvstore.core.types import Area, Durability, Outcome
 from kvstore.engine.blocks import Block, BlockState
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
@@ -42,7 +42,7 @@ from kvstore.tools.million.needles import disk_bandwidth
 
 PROMPT_BLOCKS: Final = 16
 """Blocks of real prefill that are tiled."""
-PUT_BLOCKS: Final = 16
+PUT_BLOCKS: Final = 32
 SAMPLE_BLOCKS: Final = 2048
 """Blocks in memory over which a layer's attention is timed."""
 BUFFER_BYTES: Final = 128 << 20
@@ -122,12 +122,10 @@ def fill(client: Client, spec: NamespaceSpec, prompt: list[int], payloads: list[
     for begin in range(0, len(keys), PUT_BLOCKS):
         part = slice(begin, begin + PUT_BLOCKS)
         data = [payloads[index % PROMPT_BLOCKS] for index in range(begin, min(begin + PUT_BLOCKS, len(keys)))]
-        done = client.put(namespace, PutBlocks(keys[part], parents[part], data))
+        # Durable, so that HOST is never full of what was not written yet.
+        done = client.put(namespace, PutBlocks(keys[part], parents[part], data, durability=Durability.DURABLE))
         if set(done.outcomes) != {Outcome.HIT}:
             raise Unavailable(f"blocks {begin} on were not stored: {done.reasons}")
-        if begin % (16 * PUT_BLOCKS) == 0:
-            client.flush(600_000)
-    client.flush(600_000)
 
 
 def decode(engine: Engine, prompt: list[int], steps: int, attention: Selected | None, daemon: int) -> list[_Step]:

@@ -76,7 +76,7 @@ def _show(printer: Printer, found: Found) -> bool:
     fit = fit_steps(found)
     if fit is not None:
         printer.line(
-            f"The fastest steps take {fit.base:.3f} s and {fit.slope * 1e9:.0f} ns a token of context (r2 = {fit.r2:.4f})."
+            f"The fastest steps take {fit.base:.3f} s and {fit.slope * 1e9:.0f} ns a token (r2 = {fit.r2:.4f})."
         )
     printer.line(f"The disk reads {found.disk_bytes_per_s / 1e9:.2f} GB/s (O_DIRECT, 4 MiB, depth 8, in this run).")
     peak, start = text.size(found.peak_bytes), text.size(found.start_bytes)
