@@ -8,15 +8,21 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+
+DISK_PIECE_BYTES: Final = 4 << 20
+DISK_PIECES: Final = 64
+DISK_DEPTH: Final = 8
 
 
 def shared_memory(nbytes: int) -> Bytes:
@@ -162,3 +168,18 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
     """A folder for one run under ``parent``, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="kvbench-", dir=parent) as folder:
         yield Path(folder)
+
+
+def disk_bandwidth(folder: Path) -> float:
+    """Bytes a second that the disk of a folder reads around the page cache, in large pieces with depth."""
+    memory = [shared_memory(DISK_PIECE_BYTES).data.cast("B") for _ in range(DISK_DEPTH)]
+    file = DirectFile(folder, DISK_PIECES, memory, memory)
+    try:
+        times = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            file.read()
+            times.append(time.perf_counter() - begun)
+        return file.batch_bytes / min(times)
+    finally:
+        file.close()

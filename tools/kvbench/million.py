@@ -24,9 +24,9 @@ from kvstore.engine.params import SamplingParams, Selected
 from kvstore.engine.tiling import PROMPT_BLOCKS, compute_seconds, prefilled
 from kvstore.engine.weights import load_model
 from kvstore.tools.daemon_process import DaemonProcess
+from kvstore.tools.kvbench.limits import disk_bandwidth
+from kvstore.tools.kvbench.processes import processor_seconds
 from kvstore.tools.kvbench.rows import Row, median
-from kvstore.tools.million.memory import processor_seconds
-from kvstore.tools.million.needles import disk_bandwidth
 
 PUT_BLOCKS: Final = 32
 BUFFER_BYTES: Final = 128 << 20

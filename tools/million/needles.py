@@ -19,14 +19,10 @@ from kvstore.engine.params import SamplingParams
 from kvstore.engine.sequence import RequestId
 from kvstore.engine.weights import Model
 from kvstore.tools.daemon_process import DaemonProcess
-from kvstore.tools.kvbench.limits import DirectFile, shared_memory
+from kvstore.tools.kvbench.limits import DISK_DEPTH, disk_bandwidth
+from kvstore.tools.kvbench.processes import resident_bytes
 from kvstore.tools.kvbench.rows import median
-from kvstore.tools.million.memory import resident_bytes
 from kvstore.tools.million.plan import CHUNK_TOKENS, Plan
-
-DISK_PIECE_BYTES = 4 << 20
-DISK_PIECES = 64
-DISK_DEPTH = 8
 
 Say = Callable[[str], None]
 
@@ -162,18 +158,3 @@ class _Asked:
             return "the request has ended"
         left = (at.known - at.computed) * seconds / max(1, computed)
         return f"{at.computed:,} of {at.known:,} tokens, {computed / seconds:,.0f} tokens/s, {left:,.0f} s left"
-
-
-def disk_bandwidth(folder: Path) -> float:
-    """Bytes a second that the disk of a folder reads around the page cache, in large pieces with depth."""
-    memory = [shared_memory(DISK_PIECE_BYTES).data.cast("B") for _ in range(DISK_DEPTH)]
-    file = DirectFile(folder, DISK_PIECES, memory, memory)
-    try:
-        times = []
-        for _ in range(3):
-            begun = time.perf_counter()
-            file.read()
-            times.append(time.perf_counter() - begun)
-        return file.batch_bytes / min(times)
-    finally:
-        file.close()
