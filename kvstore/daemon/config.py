@@ -5,6 +5,7 @@ Unknown keys are refused. Flags of ``kvstored`` override the file. Sizes are byt
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -235,6 +236,11 @@ class Config(BaseModel):
     def grpc_socket(self) -> Path:
         """Where gRPC listens."""
         return grpc_socket(self.socket)
+
+
+def notify_address() -> str:
+    """Where systemd waits to be told (``Type=notify``); "" if it does not."""
+    return os.environ.get("NOTIFY_SOCKET", "")
 
 
 def load(path: Path | None, overrides: dict[str, object]) -> Config:

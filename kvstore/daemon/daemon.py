@@ -23,9 +23,11 @@ from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import KVStoreError
 from kvstore.core.types import JobId, SessionId
 from kvstore.daemon.build import Tiers, build_store, build_tiers, naming
-from kvstore.daemon.config import Config, format_size
+from kvstore.daemon.config import Config, format_size, notify_address
 from kvstore.daemon.metrics import Snapshot
+from kvstore.daemon.notify import notify
 from kvstore.daemon.rights import make_tls, reload
+from kvstore.daemon.selftest import self_test
 from kvstore.daemon.turns import Turns
 from kvstore.daemon.watchdog import Watchdog
 from kvstore.rpc.access import Access
@@ -92,6 +94,7 @@ class Daemon:
             store = build_store(config, tiers, self._clock, self._job_done)
             try:
                 await asyncio.to_thread(store.start)
+                await asyncio.to_thread(self_test, tiers)
                 if not self._stop.is_set():
                     await self._serve(store, tiers, began)
             finally:
@@ -135,6 +138,7 @@ class Daemon:
             expiry = loop.create_task(self._expire(sessions, dispatcher))
             self._tell_ready(store, grpc_server.port, began)
             await self._stop.wait()
+            notify(notify_address(), "STOPPING=1")
         finally:
             if expiry is not None:
                 expiry.cancel()
@@ -190,6 +194,7 @@ class Daemon:
             "ready: kvstored %s pid %d boot %s at %s, after %.2f s",
             __version__, os.getpid(), store.boot_id.hex(), where, time.monotonic() - began,
         )  # fmt: skip
+        notify(notify_address(), f"READY=1\nSTATUS=serving at {config.socket}")
         if self._on_ready is not None:
             self._on_ready()
 

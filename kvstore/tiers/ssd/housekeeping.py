@@ -93,11 +93,7 @@ class Housekeeper:
         core = self._core
         try:
             core.attempt(self._restore)
-            fd = core.attempt(self._open_probe)
-            try:
-                core.writes.do(ProbeChunk(core.port, fd), core.config.io_deadline_s)
-            finally:
-                core.attempt(lambda: self._remove_probe(fd))
+            self._write_probe()
             core.attempt(self._committer.check_journal)
             self.drop_lost_segments()
             self._committer.settle()
@@ -106,6 +102,23 @@ class Housekeeper:
             return False
         core.health.recovered()
         return True
+
+    def self_test(self) -> None:
+        """Write, sync and read a little before anybody is served: a disk that fails at it degrades the tier now."""
+        if self._core.health.state != "ready":
+            return
+        try:
+            self._write_probe()
+        except (OSError, TierError) as error:
+            self._core.health.write_failed("self test", error)
+
+    def _write_probe(self) -> None:
+        core = self._core
+        fd = core.attempt(self._open_probe)
+        try:
+            core.writes.do(ProbeChunk(core.port, fd), core.config.io_deadline_s)
+        finally:
+            core.attempt(lambda: self._remove_probe(fd))
 
     def drop_lost_segments(self) -> None:
         """Forget blocks of segments whose file was removed from outside: they would not outlive a restart."""

@@ -121,6 +121,10 @@ class SsdTier(Maintained):
         """See ``DiskTier.report``."""
         return self._report
 
+    def self_test(self) -> None:
+        """Write, sync and read back a little; a disk that fails at it degrades the tier. After the recovery."""
+        self._housekeeper.self_test()
+
     @property
     def used_bytes(self) -> int:
         """See ``DiskTier.used_bytes``; spare segments, which the next writes fill, are not counted."""
