@@ -14,6 +14,7 @@ from kvstore.core.keys import parents_of
 from kvstore.core.types import Durability, Outcome, Target, Tier
 from kvstore.store.tables.state import SECTION
 from kvstore.store.tables.tenancy import SECTION_THINGS
+from kvstore.store.verbs.get import SECTION_KEYS
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 
@@ -159,6 +160,47 @@ def test_the_release_of_a_large_lease_is_over_at_once_and_its_rest_is_called_els
     assert rest() == BLOCKS
     assert max(sections.unpinned) <= SECTION_THINGS
     assert world.store.status().counters["copies_pinned"] == 0
+
+
+def test_fetch_and_prefetch_of_many_blocks(world, keys, monkeypatch):
+    """Some in HOST, some on SSD only, some nowhere: as a fetch of few answers, a section at a time."""
+    stored, new = keys[:900], keys[900:]
+    world.cache.commit(world.namespace_id, reserved(world, stored), durability=Durability.DURABLE)
+    world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=stored[800:])
+    book, asked = world.store._state.book, []
+    fetch = book.index.fetch
+    monkeypatch.setattr(book.index, "fetch", lambda *given: asked.append(len(given[1])) or fetch(*given))
+    lease = world.cache.grant_lease("all", 60_000)
+    got = world.cache.fetch(world.namespace_id, keys, Target.HOST, lease_id=lease)
+    assert asked == [SECTION_KEYS] * (BLOCKS // SECTION_KEYS)
+    assert got.outcomes == (Outcome.HIT,) * 800 + (Outcome.PENDING,) * 100 + (Outcome.MISS,) * len(new)
+    world.store.run_pending()
+    done = world.cache.wait_job(got.job_id, 0)
+    assert done.outcomes == (Outcome.HIT,) * 900 + (Outcome.MISS,) * len(new)
+    assert world.store.status().counters["copies_pinned"] == 900
+    assert [place is not None for place in done.places] == [True] * 900 + [False] * len(new)
+    assert world.cache.release(lease) == 900
+    world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=stored[800:])
+    moved = world.cache.prefetch(world.namespace_id, keys, Tier.HOST)
+    assert moved.outcomes == got.outcomes
+    world.store.run_pending()
+    assert world.cache.match(world.namespace_id, keys).residency[899] & Tier.HOST.bit
+    assert world.store.status().counters["blocks_held"] == 0
+
+
+def test_a_fetch_whose_lease_ends_between_its_sections_holds_nothing(world, keys, monkeypatch):
+    world.cache.commit(world.namespace_id, reserved(world, keys), durability=Durability.DURABLE)
+    world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=keys[100:])
+    book, ended = world.store._state.book, []
+    fetch = book.index.fetch
+    lease = world.cache.grant_lease("short", 1000)
+    monkeypatch.setattr(book.index, "fetch", lambda *given: ended.append(world.clock.advance(2)) or fetch(*given))
+    with pytest.raises(UnknownLease):
+        world.cache.fetch(world.namespace_id, keys, Target.HOST, lease_id=lease)
+    assert len(ended) == 1
+    world.store.tick()
+    counters = world.store.status().counters
+    assert (counters["copies_pinned"], counters["blocks_held"]) == (0, 0)
 
 
 @pytest.mark.parametrize("how", ["expiry", "close", "release whose caller goes"])

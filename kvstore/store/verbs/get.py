@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvstore.cache import FetchResult, MatchResult
-from kvstore.core.errors import InvalidArgument
+from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.core.types import (
     BlockKey,
     Busy,
@@ -37,6 +37,9 @@ JobDone = Callable[[SessionId, JobId, FetchResult], None]
 
 
 _TARGETS: Final = frozenset(Target)
+
+SECTION_KEYS: Final = 512
+"""Keys that one locked section looks up and pins."""
 
 
 class Get:
@@ -94,7 +97,9 @@ class Get:
             if target is not Target.IN_PLACE:
                 self._check_target(target, owner)
             load = Load(owner, namespace, tuple(keys), target, lease, chosen)
-            return self._submit(book, load)
+            if len(keys) <= SECTION_KEYS:
+                return self._submit(book, load)
+        return self._submit_in_sections(load, lambda book: self._tenancy.lease(book, owner, lease_id))
 
     def prefetch(self, owner: Owner, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier) -> FetchResult:
         """See ``Cache.prefetch``."""
@@ -104,10 +109,12 @@ class Get:
             namespace = owner.namespace(namespace_id)
             target = Target.DEVICE if tier is Tier.DEVICE else Target.HOST
             load = Load(owner, namespace, tuple(keys), target, None, (0, namespace.layout.layers))
-            result, job = self._submit(book, load)
-            if job is not None:
-                job.announce = True
-            return result
+            if len(keys) <= SECTION_KEYS:
+                result, job = self._submit(book, load)
+                if job is not None:
+                    job.announce = True
+                return result
+        return self._submit_in_sections(load, lambda _: owner.require_open(), announce=True)[0]
 
     def _check_target(self, target: Target, owner: Owner) -> None:
         if target is Target.DEVICE and Tier.DEVICE not in self._state.arenas:
@@ -119,24 +126,58 @@ class Get:
 
     def _submit(self, book: Book, load: Load) -> tuple[FetchResult, Job | None]:
         """Pin what is in place; make a job of what has to move."""
+        self._pin(book, load, None)
+        return self._move(book, load)
+
+    def _submit_in_sections(
+        self, load: Load, require: Callable[[Book], object], *, announce: bool = False
+    ) -> tuple[FetchResult, Job | None]:
+        """``_submit`` in sections that others can come between; ``require`` raises once its rights have ended."""
         state = self._state
-        used = pin_found(book, load, state.readable, lambda key: self.why_missing(book, key, load.namespace))
+        try:
+            for begin in range(0, len(load.keys), SECTION_KEYS):
+                with state.locked() as book:
+                    require(book)
+                    self._pin(book, load, (begin, min(begin + SECTION_KEYS, len(load.keys))))
+            with state.locked() as book:
+                require(book)
+                result, job = self._move(book, load)
+                if job is not None:
+                    job.announce = job.announce or announce
+                return result, job
+        except KVStoreError:
+            with state.locked() as book:
+                for i in load.moving:
+                    book.unhold(load.slots[i])
+            raise
+
+    def _pin(self, book: Book, load: Load, part: tuple[int, int] | None) -> None:
+        """Pin what is in place of a part of the keys, and hold what has to move."""
+        before = len(load.moving)
+        used = pin_found(
+            book, load, self._state.readable, lambda key: self.why_missing(book, key, load.namespace), part
+        )
+        begin, end = part or (0, len(load.keys))
         if load.lease is not None:
             book.use(used.slots)
             count_found(book.counters, used.bits)
-            if len(used.slots) < len(load.keys):
-                count_refused(book.counters, load.result(), range(len(load.keys)))
+            if len(used.slots) < end - begin:
+                count_refused(book.counters, load.result(), range(begin, end))
             if load.namespace.policy.write is WritePolicy.SECOND_HIT:
                 self._write_second_hits(book, used.slots)
+        # So that no block loses its last copy while its job waits.
+        for i in load.moving[before:]:
+            book.hold(load.slots[i])
+
+    def _move(self, book: Book, load: Load) -> tuple[FetchResult, Job | None]:
+        """Make a job of what has to move, if anything has."""
+        state = self._state
         if not load.moving:
             return load.result(), None
         owners = state.owners
         job = Job(JobId(owners.next_id()), load.owner, load.result(), load.lease)
         task = self._loading.task(load, lambda book: self._finish(book, job, load))
         job.cancel = lambda book: self._loading.cancel(book, load, lambda book: self._finish(book, job, load))
-        # Held, so that no block loses its last copy while its job waits.
-        for i in load.moving:
-            book.hold(load.slots[i])
         if not owners.has_room("jobs", load.owner.peer, state.config) or not self._queues.submit_load(task):
             for i in load.moving:
                 book.unhold(load.slots[i])

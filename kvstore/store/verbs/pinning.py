@@ -27,23 +27,33 @@ class Used(NamedTuple):
     bits: bytes
 
 
-def pin_found(book: Book, load: Load, readable: int, why: Callable[[BlockKey], Reason]) -> Used:
+def pin_found(
+    book: Book, load: Load, readable: int, why: Callable[[BlockKey], Reason], part: tuple[int, int] | None = None
+) -> Used:
     """Settle the keys of a load that are misses (for the reason ``why`` names) or lie where its target allows.
 
-    These are pinned for its lease, if it has one. Positions whose bytes have to move are left in ``load.moving``.
+    These are pinned for its lease, if it has one. Positions whose bytes have to move are added to ``load.moving``.
+    ``part`` are the positions that are looked at, [begin, end); all of them without it.
     """
     lease, namespace = load.lease, load.namespace
+    begin, end = part or (0, len(load.keys))
     found = book.index.fetch(
         Asked(namespace.number, readable, _WANTED[load.target]),
-        load.keys,
+        load.keys if part is None else load.keys[begin:end],
         None if lease is None else lease.pins,
         forms_of(namespace, load.layers[0]),
         book.versions,
     )
     book.tell_held(found.pinned)
-    load.slots, load.moving = found.slots, found.moving
+    if part is None:
+        load.slots, load.moving = found.slots, found.moving
+        hits = found.hits
+    else:
+        load.slots[begin:end] = found.slots
+        load.moving += [begin + position for position in found.moving]
+        hits = [begin + position for position in found.hits]
     for position in found.missing:
-        load.settle(position, Outcome.MISS, why(load.keys[position]))
-    load.settle_hits(found.hits, found.places)
+        load.settle(begin + position, Outcome.MISS, why(load.keys[begin + position]))
+    load.settle_hits(hits, found.places)
     used = [slot for slot in found.slots if slot != NONE] if found.missing else found.slots
     return Used(used, found.bits)
