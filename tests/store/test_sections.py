@@ -162,14 +162,19 @@ def test_the_release_of_a_large_lease_is_over_at_once_and_its_rest_is_called_els
     assert world.store.status().counters["copies_pinned"] == 0
 
 
+def index_of(world):
+    with world.store._state.locked() as book:
+        return book.index
+
+
 def test_fetch_and_prefetch_of_many_blocks(world, keys, monkeypatch):
     """Some in HOST, some on SSD only, some nowhere: as a fetch of few answers, a section at a time."""
     stored, new = keys[:900], keys[900:]
     world.cache.commit(world.namespace_id, reserved(world, stored), durability=Durability.DURABLE)
     world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=stored[800:])
-    book, asked = world.store._state.book, []
-    fetch = book.index.fetch
-    monkeypatch.setattr(book.index, "fetch", lambda *given: asked.append(len(given[1])) or fetch(*given))
+    index, asked = index_of(world), []
+    fetch = index.fetch
+    monkeypatch.setattr(index, "fetch", lambda *given: asked.append(len(given[1])) or fetch(*given))
     lease = world.cache.grant_lease("all", 60_000)
     got = world.cache.fetch(world.namespace_id, keys, Target.HOST, lease_id=lease)
     assert asked == [SECTION_KEYS] * (BLOCKS // SECTION_KEYS)
@@ -191,10 +196,10 @@ def test_fetch_and_prefetch_of_many_blocks(world, keys, monkeypatch):
 def test_a_fetch_whose_lease_ends_between_its_sections_holds_nothing(world, keys, monkeypatch):
     world.cache.commit(world.namespace_id, reserved(world, keys), durability=Durability.DURABLE)
     world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=keys[100:])
-    book, ended = world.store._state.book, []
-    fetch = book.index.fetch
+    index, ended = index_of(world), []
+    fetch = index.fetch
     lease = world.cache.grant_lease("short", 1000)
-    monkeypatch.setattr(book.index, "fetch", lambda *given: ended.append(world.clock.advance(2)) or fetch(*given))
+    monkeypatch.setattr(index, "fetch", lambda *given: ended.append(world.clock.advance(2)) or fetch(*given))
     with pytest.raises(UnknownLease):
         world.cache.fetch(world.namespace_id, keys, Target.HOST, lease_id=lease)
     assert len(ended) == 1
