@@ -203,6 +203,45 @@ void Index::remove(std::int32_t slot) {
     free_.push_back(slot);
 }
 
+Entered Index::enter(std::uint32_t space, int number, const std::vector<Recovered>& blocks) {
+    static const Key root{};
+    TierColumns& tier = need(number);
+    const auto bit = static_cast<std::uint8_t>(1 << (number - 1));
+    const std::size_t before = count();
+    Entered done;
+    std::int32_t last = kNone;  // the block before: most are its children
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        const Recovered& block = blocks[i];
+        std::int32_t slot = find(space, block.key);
+        if (slot != kNone && (residency[slot] & bit || (residency[slot] != 0 && codec[slot] != block.kind))) {
+            done.refused.push_back(i);
+            continue;
+        }
+        std::int32_t above = kNone;
+        if (std::memcmp(block.parent, root.bytes, kKeyBytes) != 0) {
+            above = last != kNone && std::memcmp(block.parent, keys[last].bytes, kKeyBytes) == 0 ? last : find(space, block.parent);
+            if (above == kNone) {
+                above = add(block.parent, kUnknown, space, 0);
+                slot = find(space, block.key);  // which may be the block itself
+            }
+        }
+        const std::uint32_t deep = above >= 0 ? depth[above] + 1u : 0;
+        if (slot == kNone) slot = add(block.key, above, space, deep);
+        else if (parent[slot] == kUnknown) adopt(slot, above, deep);
+        codec[slot] = block.kind;
+        tier.place[slot] = block.place;
+        done.fresh += residency[slot] == 0;
+        residency[slot] |= bit;
+        if (parent[slot] >= 0) ++tier.kids[parent[slot]];
+        ++done.kinds[block.kind & (kKinds - 1)];
+        if (tier.lists) use(number, slot);
+        else done.slots.push_back(slot);
+        last = slot;
+    }
+    done.added = count() - before;
+    return done;
+}
+
 // ---------------------------------------------------------------- uses and pins
 
 void Index::note(const std::int32_t* slots, std::size_t count, std::uint32_t ticks) {

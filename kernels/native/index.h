@@ -55,6 +55,22 @@ struct Key {
     std::uint8_t bytes[kKeyBytes];
 };
 
+// One block that a storage tier was found to hold at a start.
+struct Recovered {
+    const std::uint8_t *key, *parent;
+    std::uint32_t place;
+    std::uint8_t kind;
+};
+
+// What came of them: positions that were refused, slots of all others, slots that are new (ghosts included), blocks that
+// were on no tier before, and how many came by kind.
+struct Entered {
+    std::vector<std::size_t> refused;
+    std::vector<std::int32_t> slots;
+    std::size_t added = 0, fresh = 0;
+    std::vector<std::size_t> kinds = std::vector<std::size_t>(kKinds);
+};
+
 // Slots by (namespace, key). It grows by a second table, to which a few entries go with each one that comes: no call
 // pays for all of them. Entries have 32 bits of the hash beside the slot; where they agree, the key's column decides.
 class SlotTable {
@@ -123,6 +139,8 @@ public:
     std::int32_t top() const { return fresh_; }
     std::size_t count() const { return static_cast<std::size_t>(fresh_) - free_.size(); }
     std::size_t table_bytes() const { return table_.bytes(); }
+
+    Entered enter(std::uint32_t space, int tier, const std::vector<Recovered>& blocks);
 
     // Uses, given parents first: parents end up hotter than their children.
     void note(const std::int32_t* slots, std::size_t count, std::uint32_t ticks);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "index.h"
+#include "index_arguments.h"
 
 namespace py = pybind11;
 
@@ -51,43 +52,9 @@ View column(const Held& index, const std::string& name, int tier) {
     throw py::value_error("there is no column " + name);
 }
 
-// Keys of a call: a list or tuple of bytes, whose memory stays while it is held.
-class Keys {
-public:
-    explicit Keys(const py::handle& given) : held_(py::reinterpret_steal<py::object>(PySequence_Fast(given.ptr(), "keys are a sequence"))) {
-        if (!held_) throw py::error_already_set();
-        const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(held_.ptr()));
-        PyObject** const items = PySequence_Fast_ITEMS(held_.ptr());
-        found_.reserve(count);
-        for (std::size_t i = 0; i < count; ++i) {
-            if (!PyBytes_Check(items[i]) || PyBytes_GET_SIZE(items[i]) != static_cast<Py_ssize_t>(kKeyBytes))
-                throw py::value_error("keys[" + std::to_string(i) + "] is no key of 32 bytes");
-            found_.push_back(reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(items[i])));
-        }
-    }
-    std::size_t size() const { return found_.size(); }
-    const std::uint8_t* const* data() const { return found_.data(); }
-    const std::uint8_t* operator[](std::size_t i) const { return found_[i]; }
-
-private:
-    py::object held_;
-    std::vector<const std::uint8_t*> found_;
-};
-
 const std::uint8_t* key_of(const py::bytes& key) {
     if (PyBytes_GET_SIZE(key.ptr()) != static_cast<Py_ssize_t>(kKeyBytes)) throw py::value_error("key is not 32 bytes long");
     return reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(key.ptr()));
-}
-
-std::int32_t checked(const Index& index, long long slot) {
-    if (slot < 0 || slot >= index.top()) throw py::index_error("slot " + std::to_string(slot) + " was never used");
-    return static_cast<std::int32_t>(slot);
-}
-
-long long number_of(PyObject* object) {
-    const long long value = PyLong_AsLongLong(object);
-    if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
-    return value;
 }
 
 std::vector<std::int32_t> slots_of(const Index& index, const py::list& given) {
@@ -252,6 +219,18 @@ py::tuple fetch(Index& index, const py::tuple& asked, const py::handle& given, c
     return py::make_tuple(told, missing, moving, hits, places, py::bytes(bits), fresh);
 }
 
+// See BlockIndex.enter.
+py::tuple enter(Index& index, std::uint32_t space, int tier, const py::list& given, const py::list& above, const py::list& handles, const py::bytes& kinds) {
+    const Keys keys(given), parents(above);
+    const std::string kind = kinds;
+    if (parents.size() != keys.size() || handles.size() != keys.size() || kind.size() != keys.size()) throw py::value_error("columns differ in length");
+    std::vector<Recovered> blocks(keys.size());
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        blocks[i] = {keys[i], parents[i], static_cast<std::uint32_t>(number_of(PyList_GET_ITEM(handles.ptr(), static_cast<Py_ssize_t>(i)))), static_cast<std::uint8_t>(kind[i])};
+    Entered done = index.enter(space, tier, blocks);
+    return py::make_tuple(std::move(done.refused), std::move(done.slots), done.added, done.fresh, std::move(done.kinds));
+}
+
 // ---------------------------------------------------------------- pins and uses
 
 // Numbers of copies that are pinned now and were not, of tiers whose list is not kept here.
@@ -302,11 +281,6 @@ std::size_t pinned_count(const Index& index) {
     for (int number = 1; number <= kIndexTiers; ++number)
         if (const TierColumns* const tier = index.tier(number)) count += tier->pinned;
     return count;
-}
-
-std::int64_t pinned_bytes(const Index& index, int number) {
-    const TierColumns* const tier = index.tier(number);
-    return tier == nullptr ? 0 : tier->pinned_bytes;
 }
 
 // ---------------------------------------------------------------- lists and listings
@@ -364,8 +338,8 @@ void define_index(py::module_& module) {
         .def("delete", [](Index& index, long long slot) { index.remove(checked(index, slot)); })
         .def("key_at", &key_at)
         .def("top", &Index::top)
-        .def("table_bytes", &Index::table_bytes)
-        .def("match", &match)
+        .def("table_bytes", &Index::table_bytes).def("match", &match)
+        .def("enter", &enter)
         .def("fetch", &fetch)
         .def("note", [](Index& index, const py::list& slots, std::uint32_t ticks) {
             const std::vector<std::int32_t> used = slots_of(index, slots);
@@ -378,7 +352,7 @@ void define_index(py::module_& module) {
         .def("pins_of", &pins_of)
         .def("pinned", &pinned)
         .def("pinned_count", &pinned_count)
-        .def("pinned_bytes", &pinned_bytes)
+        .def("pinned_bytes", [](const Index& index, int tier) { return index.tier(tier) == nullptr ? 0 : index.tier(tier)->pinned_bytes; })
         .def("keep_list", [](Index& index, int tier) { index.need(tier).lists = true; })
         .def("use", on(&Index::use))
         .def("take", on(&Index::take))

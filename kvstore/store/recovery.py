@@ -17,8 +17,8 @@ import numpy as np
 
 from kvstore.core.errors import InvalidArgument, NamespaceMismatch, ResourceExhausted
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
-from kvstore.core.types import ROOT_PARENT, Codec, NamespaceId, Reason, Tier
-from kvstore.store.columns.index import DEPTH_MAX, NONE, UNKNOWN, BlockIndex
+from kvstore.core.types import Codec, NamespaceId, Reason, Tier
+from kvstore.store.columns.index import DEPTH_MAX, BlockIndex
 from kvstore.store.tables.book import Book
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.state import State
@@ -102,45 +102,34 @@ def register_blocks(
 
 
 def _register_group(book: Book, namespace: Namespace, blocks: Iterable[RecoveredBlock], tier: Tier) -> None:
-    """Enter blocks of one namespace. Columns are local names here: this loop is most of a warm start's work."""
-    index, use = book.index, book.policies[tier].inserted
-    slots, residency, place = index.slots(namespace.number), index.residency, index.place[tier]
-    kids, bit = index.kids[tier], tier.bit
-    kinds, counts = {Codec.RAW: 0, namespace.codec: namespace.kind_of(namespace.codec, Codec.RAW)}, [0, 0]
-    fresh = 0
-    for block in blocks:
-        kind = kinds.get(block.codec, NONE)
-        if kind == NONE:
-            # Under a codec that its namespace does not have, it would be of another size than it is.
-            book.dropped_handles.append((tier, block.handle, (namespace.namespace_id, block.key)))
-            continue
-        key, parent_key = block.key, block.parent
-        slot = slots.get(key, NONE)
-        if slot != NONE and (residency[slot] & bit or (residency[slot] and kind != index.codec[slot])):
-            # Two copies of one key: the later one goes, being the same bytes.
-            book.dropped_handles.append((tier, block.handle, (namespace.namespace_id, key)))
-            continue
-        parent = NONE if parent_key == ROOT_PARENT else slots.get(parent_key, UNKNOWN)
-        if parent == UNKNOWN:
-            parent = book.add(parent_key, UNKNOWN, namespace, 0)
-            # Which may be the block itself.
-            slot = slots.get(key, NONE)
-        depth = index.depth[parent] + 1 if parent >= 0 else 0
-        if slot == NONE:
-            slot = book.add(key, parent, namespace, depth)
-        elif index.parent[slot] == UNKNOWN:
-            index.adopt(slot, parent, depth)
-        index.codec[slot] = kind
-        counts[kind] += 1
-        place[slot] = block.handle
-        fresh += not residency[slot]
-        residency[slot] |= bit
-        if index.parent[slot] >= 0:
-            kids[index.parent[slot]] += 1
-        use(slot)
-    for kind, count in enumerate(counts):
-        book.account(namespace, tier, kind, count)
-    namespace.blocks += fresh
+    """Enter blocks of one namespace."""
+    index, policy = book.index, book.policies[tier]
+    known = {Codec.RAW: 0, namespace.codec: namespace.kind_of(namespace.codec, Codec.RAW)}
+    chosen = list(blocks)
+    # Under a codec that its namespace does not have, a block would be of another size than it is.
+    strangers = [block for block in chosen if block.codec not in known]
+    if strangers:
+        chosen = [block for block in chosen if block.codec in known]
+    if not namespace.slots:
+        index.know(namespace.number, namespace.sizes)
+    done = index.enter(
+        namespace.number,
+        tier,
+        ([block.key for block in chosen], [block.parent for block in chosen]),
+        [block.handle for block in chosen],
+        bytes([known[block.codec] for block in chosen]),
+    )
+    # Two copies of one key: the later one goes, being the same bytes.
+    strangers += [chosen[position] for position in done.refused]
+    book.dropped_handles += [(tier, block.handle, (namespace.namespace_id, block.key)) for block in strangers]
+    book.uses.hand_over()
+    for slot in done.slots:
+        policy.inserted(slot)
+    for kind, count in enumerate(done.kinds):
+        if count:
+            book.account(namespace, tier, kind, count)
+    namespace.slots += done.added
+    namespace.blocks += done.fresh
 
 
 def set_depths(index: BlockIndex) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,9 +168,9 @@ class Located:
     """Byte planes of coded units; 0 where they lie as they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveredBlock:
-    """One block found on disk at start; ``age_order`` grows with recency of writing."""
+class RecoveredBlock(NamedTuple):
+    """One block found on disk at start; ``age_order`` grows with recency of writing. A named tuple, since a start makes
+    one for each block."""
 
     handle: DiskHandle
     namespace_id: NamespaceId

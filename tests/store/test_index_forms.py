@@ -8,20 +8,23 @@ from dataclasses import replace
 import pytest
 
 from kvstore.core.clock import ManualClock
-from kvstore.core.types import Codec, Outcome, Reason, Target, Tier
+from kvstore.core.types import ROOT_PARENT, Codec, Outcome, Reason, Target, Tier
 from kvstore.kernels import native
 from kvstore.store.columns import forms
-from kvstore.store.columns.index import NONE, TIER_BITS, UNKNOWN, Asked, BlockIndex
+from kvstore.store.columns.index import NONE, TIER_BITS, UNKNOWN, BlockIndex
 from kvstore.store.columns.lifecycle import Copy, Event
 from kvstore.store.columns.native import NativeIndex
+from kvstore.store.columns.steps import Asked
 from kvstore.store.eviction import policies
 from kvstore.store.eviction.lru import LruList
+from kvstore.store.recovery import _register_group
 from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.namespaces import NamespaceTable
 from kvstore.store.tables.places import forms_of
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import SPEC, World
+from kvstore.tiers.base import RecoveredBlock
 
 pytestmark = pytest.mark.skipif(native.index_missing() is not None, reason=f"no native index: {native.index_missing()}")
 
@@ -101,13 +104,13 @@ class Script:
         self.index = pair.books[1].index
         self.resident = self.slot != NONE and pair.books[1].has(self.slot, self.tier)
         steps = (self.come, self.come, self.go, self.use, self.pin, self.unpin, self.set_aside)
-        chance.choice((*steps, self.reconsider, self.reconsider_all, self.look, self.fetch, self.ghost))()
+        chance.choice((*steps, self.reconsider, self.reconsider_all, self.look, self.fetch, self.ghost, self.start))()
 
     def come(self):
         if self.resident:
             return
-        above = self.index.find(self.pair.namespaces[1][self.space].number, self.chance.choice(self.keys))
-        if above in (NONE, self.slot) or not self.index.residency[above] or below(self.index, above, self.slot):
+        above = self.index.find(self.pair.namespaces[1][self.space].number, self.before(self.key))
+        if above == NONE or not self.index.residency[above]:
             above = NONE
         place = self.chance.randrange(1 << 20)
 
@@ -115,6 +118,28 @@ class Script:
             made = book.block(self.key, above, spaces[self.space], Codec.RAW)
             ready(book, made, self.tier, place)
             return made
+
+        self.pair.both(step)
+
+    def before(self, key):
+        """A key that may be the parent of this one: so none is its own ancestor."""
+        return self.chance.choice(self.keys[: self.keys.index(key)] or [ROOT_PARENT])
+
+    def start(self):
+        """Blocks that a tier was found to hold: parents after their children, some twice, some of another codec."""
+        found = []
+        for key in self.chance.choices(self.keys, k=self.chance.randrange(30)):
+            parent = self.chance.choice([ROOT_PARENT, self.before(key), found[-1].key if found else ROOT_PARENT])
+            if parent != ROOT_PARENT and self.keys.index(parent) >= self.keys.index(key):
+                parent = ROOT_PARENT
+            codec = self.chance.choice([Codec.RAW] * 9 + [Codec.INT8])
+            found.append(RecoveredBlock(len(found), b"", key, parent, codec, 0))
+
+        def step(book, spaces):
+            namespace = spaces[self.space]
+            _register_group(book, namespace, found, self.tier)
+            dropped, book.dropped_handles = book.dropped_handles, []
+            return dropped, namespace.slots, namespace.blocks, namespace.blocks_by_tier, book.blocks, book.bytes
 
         self.pair.both(step)
 
@@ -201,13 +226,6 @@ def orphan(book, namespace, key, number):
     child = book.block(number.to_bytes(32, "big"), made, namespace, Codec.RAW)
     ready(book, child, Tier.SSD, number)
     return made, child
-
-
-def below(index, slot, above):
-    """Whether a slot hangs under another one."""
-    while slot >= 0 and slot != above:
-        slot = index.parent[slot]
-    return slot == above
 
 
 def test_a_store_answers_the_same_over_both_forms():

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
-from kvstore.core.types import TIERS_MAX, Area, BlockKey, Codec, Place, Tier
+from kvstore.core.types import ROOT_PARENT, TIERS_MAX, BlockKey, Place, Tier
+from kvstore.store.columns.steps import KINDS, Asked, Entered, Forms, Found
 from kvstore.tiers.versions import Versions
 
 NONE: Final = -1
@@ -38,40 +39,9 @@ DEPTH_MAX: Final = 0xFFFF
 HITS_MAX: Final = 0xFFFF
 TIER_BITS: Final = 4
 TIER_MASK: Final = (1 << TIER_BITS) - 1
-KINDS: Final = 4
-"""What a block's codecs, made one number by ``Namespace.kind_of``, are below."""
-
 _CHUNK: Final = 4096
 
 Column: TypeAlias = "array[int] | memoryview[int]"
-
-Forms: TypeAlias = tuple[tuple[int, Area, int, Codec] | None, ...]
-"""By ``tier * KINDS + kind``: what is added to a copy's offset for its place, then area, stride and codec of that."""
-
-
-class Asked(NamedTuple):
-    """What a fetch wants, beside its keys."""
-
-    namespace: int
-    readable: int
-    """Residency bits that can be read now."""
-    wanted: bytes
-    """By residency bits: number of the tier that is read; 0 where bytes have to move first."""
-
-
-class Found(NamedTuple):
-    """What a fetch found: slots by position (NONE for a miss), and positions by what is to be done."""
-
-    slots: list[int]
-    missing: list[int]
-    moving: list[int]
-    hits: list[int]
-    places: list[Place]
-    """Of the hits; none without a lease."""
-    bits: bytes
-    """Residency of all that was found, in order."""
-    pinned: list[int]
-    """Numbers of copies that were not pinned before, whose policies have to be told."""
 
 
 class BlockIndex:
@@ -263,6 +233,41 @@ class BlockIndex:
                 pins[number] = None
                 found.pinned.append(number)
         return found._replace(bits=bytes(bits), pinned=self.pin_all(found.pinned))
+
+    def enter(
+        self, namespace: int, tier: Tier, names: tuple[list[BlockKey], list[BlockKey]], handles: list[int], kinds: bytes
+    ) -> Entered:
+        """Enter blocks that a storage tier was found to hold, in order: ``names`` are keys and their parents, ``kinds``
+        their codecs. Of two copies of one block the later is refused, and one that would be of another kind.
+
+        The slots are for the policy of a tier that is not ``listed``; where it is, each went to the hot end.
+        """
+        slots, residency, bit = self._space(namespace), self.residency, tier.bit
+        before, fresh, done = len(self), 0, Entered([], [], 0, 0, [0] * KINDS)
+        for position, (key, parent_key, handle, kind) in enumerate(zip(*names, handles, kinds, strict=True)):
+            slot = slots.get(key, NONE)
+            if slot != NONE and (residency[slot] & bit or (residency[slot] and kind != self.codec[slot])):
+                done.refused.append(position)
+                continue
+            parent = NONE if parent_key == ROOT_PARENT else slots.get(parent_key, UNKNOWN)
+            if parent == UNKNOWN:
+                parent = self.add(parent_key, UNKNOWN, namespace, 0)
+                # Which may be the block itself.
+                slot = slots.get(key, NONE)
+            depth = self.depth[parent] + 1 if parent >= 0 else 0
+            if slot == NONE:
+                slot = self.add(key, parent, namespace, depth)
+            elif self.parent[slot] == UNKNOWN:
+                self.adopt(slot, parent, depth)
+            self.codec[slot] = kind
+            self.place[tier][slot] = handle
+            fresh += not residency[slot]
+            residency[slot] |= bit
+            if self.parent[slot] >= 0:
+                self.kids[tier][self.parent[slot]] += 1
+            done.kinds[kind] += 1
+            done.slots.append(slot)
+        return done._replace(added=len(self) - before, fresh=fresh)
 
     def note(self, slots: list[int], ticks: int) -> None:
         """Blocks, given parents first, are used now: one hit more, and where the index keeps lists, the hot ends."""

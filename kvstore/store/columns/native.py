@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 from kvstore.core.types import TIERS_MAX, BlockKey, Place, Tier
 from kvstore.kernels import native
-from kvstore.store.columns.index import Asked, BlockIndex, Forms, Found
+from kvstore.store.columns.index import BlockIndex
+from kvstore.store.columns.steps import Asked, Entered, Forms, Found
 from kvstore.tiers.versions import Versions
 
 
@@ -114,6 +115,12 @@ class NativeIndex(BlockIndex):
     ) -> Found:
         """See ``BlockIndex``."""
         return Found(*self.core.fetch(asked, keys, pins, forms, versions, Place))
+
+    def enter(
+        self, namespace: int, tier: Tier, names: tuple[list[BlockKey], list[BlockKey]], handles: list[int], kinds: bytes
+    ) -> Entered:
+        """See ``BlockIndex``."""
+        return Entered(*self.core.enter(namespace, int(tier), names[0], names[1], handles, kinds))
 
     def note(self, slots: list[int], ticks: int) -> None:
         """See ``BlockIndex``."""

@@ -14,7 +14,7 @@ from kvstore.core.namespace import PAGE_BYTES, BlockLayout, NamespacePolicy, Nam
 from kvstore.core.types import TIERS_MAX, Codec, NamespaceId, Tier
 from kvstore.kernels.codecs import row_of
 from kvstore.kernels.layout import align_up
-from kvstore.store.columns.index import Forms
+from kvstore.store.columns.steps import Forms
 
 NAME_BYTES_MAX: Final = 256
 NEAR_LOOKED_AT_MAX: Final = 16

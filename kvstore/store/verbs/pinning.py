@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvstore.core.types import BlockKey, Outcome, Reason, Target
-from kvstore.store.columns.index import NONE, Asked
+from kvstore.store.columns.index import NONE
+from kvstore.store.columns.steps import Asked
 from kvstore.store.moves.loading import Load
 from kvstore.store.tables.book import Book
 from kvstore.store.tables.places import forms_of
