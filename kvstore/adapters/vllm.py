@@ -77,7 +77,7 @@ class TieredConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """See ``KVConnectorBase_V1``."""
-        return self._in_worker.finished(finished_req_ids)
+        return self._in_worker.finished()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """See ``KVConnectorBase_V1``."""
@@ -159,8 +159,8 @@ class _Track:
     """First block, how many, and whether between steps: what the next step is told to load."""
     failed: bool = False
     """A load failed: what is left is computed, so that no request asks for a bad block for ever."""
-    told: bool = False
-    """Some step was told to store something of it."""
+    saving: int = 0
+    """The last step that was told to store something of it, until the workers have read that."""
 
     def let_go(self) -> None:
         """What the store has of it may go."""
@@ -184,6 +184,9 @@ class Scheduler:
         """Those with a load that the next step is told of."""
         self._healed: set[int] = set()
         """Blocks that failed to load and that the scheduler computes again, for the workers to know."""
+        self._ended: set[str] = set()
+        """Requests that have ended before the workers had read all that is to be stored of them."""
+        self._steps = 0
         self._warned = False
         if not self._client.wait_ready(settings.connect_s):
             LOG.warning("no daemon at %s yet: everything is computed until there is one", settings.socket)
@@ -240,6 +243,7 @@ class Scheduler:
 
     def step(self, output: Any) -> StepMetadata:
         """What the workers are to move in a step."""
+        self._steps += 1
         loads = [self._load(name, track) for name, track in self._loading.items()]
         self._loading.clear()
         cached = output.scheduled_cached_reqs
@@ -250,8 +254,8 @@ class Scheduler:
         for name, fresh, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
             self._note(name, fresh, replaced=name in cached.resumed_req_ids)
             saves += self._saves(name, computed + output.num_scheduled_tokens[name])
-        healed, self._healed = self._healed, set()
-        return StepMetadata(loads, saves, set(output.preempted_req_ids or ()), healed)
+        (healed, self._healed), (ended, self._ended) = (self._healed, set()), (self._ended, set())
+        return StepMetadata(loads, saves, set(output.preempted_req_ids or ()), healed, ended, self._steps)
 
     def _load(self, name: str, track: _Track) -> Load:
         first, count, later = track.load or (0, 0, False)
@@ -273,7 +277,7 @@ class Scheduler:
         end = min(tokens // self._size, len(digests), len(track.blocks))
         if end <= first:
             return []
-        track.stored, track.told = end, True
+        track.stored, track.saving = end, self._steps
         parent = bytes(digests[first - 1]) if first else b""
         part = [bytes(digest) for digest in digests[first:end]]
         return [Save(name, parent, part, track.blocks[first:end], track.blocks[:first])]
@@ -281,8 +285,12 @@ class Scheduler:
     def stepped(self, output: Any) -> None:
         """The workers' answer to a step."""
         loaded: Iterable[str] = output.finished_recving or ()
-        if isinstance(output.kv_connector_worker_meta, WorkerMetadata):
-            loaded = {*loaded, *output.kv_connector_worker_meta.loaded}
+        told = output.kv_connector_worker_meta
+        if isinstance(told, WorkerMetadata):
+            loaded = {*loaded, *told.loaded}
+            for name, known in self._tracks.items():
+                if known.saving <= told.number and name not in told.waiting:
+                    known.saving = 0
         for name in loaded:
             track = self._tracks.get(name)
             if track is not None:
@@ -304,4 +312,6 @@ class Scheduler:
         if track is None:
             return False
         track.let_go()
-        return track.told
+        if track.saving:
+            self._ended.add(name)
+        return bool(track.saving)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
@@ -68,17 +68,26 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     preempted: set[str]
     healed: set[int]
     """Blocks that failed to load and that are computed again from this step on."""
+    ended: set[str]
+    """Requests that have ended, and whose blocks are kept until the workers say that they have read them."""
+    number: int = 0
+    """Counts the steps."""
 
 
 @dataclass(slots=True)
 class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What a worker tells the scheduler: requests whose load inside of a step has ended."""
+    """What a worker tells the scheduler after a step."""
 
-    loaded: set[str] = field(default_factory=set)
+    number: int
+    """Of the step."""
+    loaded: set[str]
+    """Requests whose load inside of a step has ended."""
+    waiting: set[str]
+    """Requests with blocks that are still to be read."""
 
     def aggregate(self, other: Any) -> WorkerMetadata:
-        """Together with another worker's."""
-        return WorkerMetadata(self.loaded | other.loaded)
+        """Together with another worker's of the same step."""
+        return WorkerMetadata(min(self.number, other.number), self.loaded | other.loaded, self.waiting | other.waiting)
 
 
 class Worker:
@@ -97,9 +106,10 @@ class Worker:
         self._bad: set[int] = set()
         """Blocks that failed to load, until the scheduler knows: what is computed from them is not stored."""
         self._queue: deque[Save] = deque()
-        self._told: set[str] = set()
-        """Requests of which something was to be stored."""
         self._ending: set[str] = set()
+        """Requests that have ended and whose end was not told yet."""
+        self._number = 0
+        self._news = False
         self._saving: dict[Transfer, int] = {}
         self._stats = TieredStats()
 
@@ -132,6 +142,8 @@ class Worker:
     def begin_loads(self, metadata: StepMetadata) -> None:
         """Begin the loads of a step; those that its forward needs have ended when it returns."""
         self._bad -= metadata.healed
+        self._ending |= metadata.ended
+        self._number = metadata.number
         now: list[tuple[Transfer, Load]] = []
         for load in metadata.loads:
             keys = [foreign_key(self._namespace, digest) for digest in load.digests]
@@ -167,8 +179,12 @@ class Worker:
 
     def told(self) -> WorkerMetadata | None:
         """What the scheduler has to know."""
+        if not self._loaded and not self._news:
+            return None
         loaded, self._loaded = self._loaded, set()
-        return WorkerMetadata(loaded) if loaded else None
+        waiting = {save.request for save in self._queue}
+        self._news = bool(waiting)
+        return WorkerMetadata(self._number, loaded, waiting)
 
     # ------------------------------------------------------------ saves
 
@@ -180,7 +196,7 @@ class Worker:
                 hits = sum(outcome is Outcome.HIT for outcome in transfer.outcomes)
                 self._stats.count(stored_blocks=hits, store_failures=min(count, transfer.taken) - min(hits, count))
         for save in metadata.saves:
-            self._told.add(save.request)
+            self._news = True
             if self._bad.isdisjoint(save.before) and self._bad.isdisjoint(save.blocks):
                 self._queue.append(save)
         while self._queue:
@@ -206,13 +222,10 @@ class Worker:
             self._stats.count(store_failures=sum(len(save.blocks) for save in dropped))
             self._queue = deque(save for save in self._queue if save.request not in requests)
 
-    def finished(self, requests: set[str]) -> tuple[set[str], set[str]]:
-        """Requests that have ended and of which all is stored, and those whose load between steps has ended."""
-        self._ending |= requests & self._told
-        left = {save.request for save in self._queue}
-        sent = self._ending - left
+    def finished(self) -> tuple[set[str], set[str]]:
+        """Requests that have ended and whose blocks were read, and those whose load between steps has ended."""
+        sent = self._ending - {save.request for save in self._queue}
         self._ending -= sent
-        self._told -= sent
         received = {name for name, (transfer, _) in self._loading.items() if transfer.done()}
         for name in received:
             self._ended(*self._loading.pop(name))

@@ -23,6 +23,7 @@ from kvstore.client.options import ClientOptions
 from kvstore.client.options import Target as Address
 from kvstore.client.payloads import PutBlocks, slot_bytes
 from kvstore.client.pieces import LoadPlan, Pieces, StorePlan
+from kvstore.client.storing import Outcomes, Storing
 from kvstore.client.transfers import Found, Transfer
 from kvstore.core.clock import Clock
 from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable, UnknownNamespace
@@ -69,7 +70,7 @@ class EngineClient:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._finished: deque[Transfer] = deque()
         self._under_way: set[Transfer] = set()
-        self._storing: dict[tuple[NamespaceId, BlockKey], Transfer] = {}
+        self._storing = Storing()
         _CLIENTS.add(self)
         self._begin()
 
@@ -147,7 +148,7 @@ class EngineClient:
             loop.submit(self._load(loop, transfer, plan, wait_ms))
         return transfer
 
-    def store(
+    def store(  # noqa: PLR0913  a keyword a choice
         self,
         namespace_id: NamespaceId,
         keys: Sequence[BlockKey],
@@ -156,16 +157,18 @@ class EngineClient:
         *,
         token_ids: Sequence[int] = (),
         durability: Durability | None = None,
+        later: bool = False,
     ) -> Transfer:
         """Begin to store blocks, parents first. Returns once what fits is in the session's buffer: see ``taken``.
 
-        Without ``parents`` the keys are one chain from its root on. A key that is there twice, or is being stored now,
-        is copied once. Raises InvalidArgument for what does not fit.
+        With ``later`` it returns at once, and the memory is the store's until the transfer has ended. Without
+        ``parents`` the keys are one chain from its root on. A key that is there twice, or is being stored now, is
+        copied once. Raises InvalidArgument for what does not fit.
         """
         told = parents_of(keys) if parents is None else parents
         layout, transfer = self._layout(namespace_id), Transfer(namespace_id, keys)
         StorePlan.from_pieces(layout, PutBlocks(keys, told, (), token_ids, durability), source)
-        fresh = self._fresh(transfer)
+        fresh = self._storing.begin(transfer)
         loop = self._usable(transfer)
         if loop is None:
             self._end_store(transfer, {}, fresh)
@@ -182,7 +185,17 @@ class EngineClient:
         loop.submit(
             self._store(loop, (transfer, fresh), StorePlan.from_pieces(layout, blocks, source.take(fresh)), filled)
         )
-        filled.wait()
+        while not later and not filled.wait(1.0) and loop.alive:
+            pass
+        return transfer
+
+    def find(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Transfer:
+        """Begin to ask, for each key by itself, whether its block is there: HIT or MISS. Returns at once."""
+        self._layout(namespace_id)
+        transfer = Transfer(namespace_id, keys)
+        loop = self._usable(transfer)
+        if loop is not None:
+            loop.submit(self._find(loop, transfer))
         return transfer
 
     def step(self) -> list[Transfer]:
@@ -257,20 +270,32 @@ class EngineClient:
             if not transfer.done():
                 self._miss(transfer, Unavailable("the client is closed"))
 
+    async def _find(self, loop: EngineLoop, transfer: Transfer) -> None:
+        try:
+            there = await loop.client.drive(loop.client.flows.lookups.find(transfer.namespace_id, transfer.keys))
+        except KVStoreError as error:
+            loop.failed("Leases/HoldLease", error)
+            self._miss(transfer, error)
+        else:
+            self._end(transfer, [Outcome.HIT if one else Outcome.MISS for one in there], [Reason.NONE] * len(there))
+        finally:
+            if not transfer.done():
+                self._miss(transfer, Unavailable("the client is closed"))
+
     async def _store(
         self, loop: EngineLoop, what: tuple[Transfer, list[int]], plan: StorePlan, filled: threading.Event
     ) -> None:
         transfer, fresh = what
         put = loop.client.flows.puts.one_round(transfer.namespace_id, plan, COMMIT_SECONDS)
-        outcomes: dict[int, tuple[Outcome, Reason]] = {}
+        outcomes: Outcomes = {}
         try:
-            alone = len(self._storing) == len(fresh)
+            alone = self._storing.count == len(fresh)
             taken = await loop.client.drive(put.fill()) if fresh else 0
             transfer.taken = len(transfer.keys) if taken == len(fresh) else fresh[taken]
             # With nothing under way no room will come by itself.
             left = (Outcome.MISS if alone and not taken else Outcome.BUSY, Reason.NO_SPACE)
             outcomes = dict.fromkeys(fresh[taken:], left)
-            self._forget(transfer, [transfer.keys[i] for i in fresh[taken:]])
+            self._storing.forget(transfer, [transfer.keys[i] for i in fresh[taken:]])
             filled.set()
             # Its turn comes after the stores that were begun before, whose keys it may have, too.
             async with loop.order:
@@ -287,33 +312,9 @@ class EngineClient:
 
     # ------------------------------------------------------------ ends of transfers
 
-    def _end_store(self, transfer: Transfer, outcomes: dict[int, tuple[Outcome, Reason]], fresh: Sequence[int]) -> None:
-        """End a store whose ``fresh`` keys came out so; the others are copied by another store, or by this one."""
-        lost = (Outcome.MISS, Reason.TIER_UNAVAILABLE)
-        known = {transfer.keys[i]: outcomes.get(i, lost) for i in fresh}
-        for key, other in transfer.elsewhere.items():
-            at = list(other.keys).index(key)
-            known[key] = (other.outcomes[at], other.reasons[at]) if other.done() else lost
-        told = [known[key] for key in transfer.keys]
-        self._forget(transfer, transfer.keys)
+    def _end_store(self, transfer: Transfer, outcomes: Outcomes, fresh: Sequence[int]) -> None:
+        told = self._storing.end(transfer, outcomes, fresh)
         self._end(transfer, [outcome for outcome, _ in told], [reason for _, reason in told])
-
-    def _forget(self, transfer: Transfer, keys: Sequence[BlockKey]) -> None:
-        """A store copies these keys no longer: the next one that has them does."""
-        for key in keys:
-            if self._storing.get((transfer.namespace_id, key)) is transfer:
-                del self._storing[transfer.namespace_id, key]
-
-    def _fresh(self, transfer: Transfer) -> list[int]:
-        """The first place of each key that no other store copies now; it is this one's until its end."""
-        fresh: dict[BlockKey, int] = {}
-        for i, key in enumerate(transfer.keys):
-            other = self._storing.setdefault((transfer.namespace_id, key), transfer)
-            if other is transfer:
-                fresh.setdefault(key, i)
-            else:
-                transfer.elsewhere[key] = other
-        return list(fresh.values())
 
     def _usable(self, transfer: Transfer) -> EngineLoop | None:
         """The loop, if it can carry out a transfer now; else the transfer has ended as misses."""
@@ -374,7 +375,7 @@ class EngineClient:
         os.dup2(own, self._bell, inheritable=False)
         os.close(own)
         self._finished.clear()
-        self._storing.clear()
+        self._storing = Storing()
         for transfer in list(self._under_way):
             self._miss(transfer, Unavailable("the process was forked"))
 

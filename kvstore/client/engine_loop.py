@@ -58,6 +58,11 @@ class EngineLoop:
         """Whether a call can be made now. Never waits."""
         return self.up.is_set() and self.client.connected
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run on the loop, from any thread. RuntimeError once it has ended."""
         return asyncio.run_coroutine_threadsafe(self._count(work), self._loop)

@@ -96,6 +96,22 @@ class Lookups:
             return replace(result, lease=None)
         return result
 
+    def find(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Flow[list[bool]]:
+        """Whether each block by itself is there. Raises what stands in the way."""
+        lease, settled = (yield from self._flows.gets.take_lease()), False
+        there: list[bool] = []
+        try:
+            for _, part in _batches([(namespace_id, keys)]):
+                held = yield from self._flows.on(
+                    lease.link, self._flows.operations.hold(lease.lease_id, namespace_id, part)
+                )
+                there += held
+                self._flows.post(self._flows.operations.release(lease.lease_id, namespace_id, part), lease.link)
+            settled = True
+        finally:
+            self._flows.gets.give_back(lease, namespace_id, (), settled=settled)
+        return there
+
     def end(self, looked: Looked) -> None:
         """What it held may go; the lease is kept for the next one."""
         if looked.lease is None:

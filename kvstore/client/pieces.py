@@ -88,6 +88,16 @@ class Pieces:
         addresses = (begins[:, :, None] + steps).reshape(len(places), len(regions) * count)
         return cls(addresses, piece_bytes, any(r.readonly for r in found), tuple(r.owner for r in found))
 
+    @classmethod
+    def each(cls, blocks: Sequence[object], nbytes: int) -> Self:
+        """One piece a block: ``blocks[i]``, a contiguous buffer or a ``Pointer`` of ``nbytes``."""
+        found = [block if isinstance(block, Pointer) else _pointer(block) for block in blocks]
+        wrong = next((i for i, one in enumerate(found) if one.nbytes != nbytes), None)
+        if wrong is not None:
+            raise InvalidArgument(f"blocks[{wrong}]", f"{found[wrong].nbytes} bytes", f"{nbytes} bytes")
+        addresses = np.array([one.address for one in found], np.int64).reshape(len(found), 1)
+        return cls(addresses, nbytes, any(one.readonly for one in found), tuple(one.owner for one in found))
+
     def __len__(self) -> int:
         """Blocks."""
         return len(self.addresses)

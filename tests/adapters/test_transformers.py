@@ -72,6 +72,21 @@ def test_the_same_tokens_cold_warm_and_in_another_process_after_a_restart(daemon
     assert told["failures"] == {}
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+def test_ten_prompts_of_which_each_shares_a_part_with_others(daemon, family):
+    model, stems = build(family), [prompt(200, 90), prompt(201, 47)]
+    with TieredStore(model, daemon.socket, SMALL) as store:
+        for number in range(10):
+            ids = torch.cat([stems[number % 2], prompt(300 + number // 3, 20), prompt(400 + number, number * 7)], 1)
+            alone = generate(model, ids, max_new_tokens=12)
+            for loaded in (None, aligned(ids.shape[1] - 1)):
+                cache = store.cache(ids)
+                assert loaded in (None, cache.loaded)
+                assert number < 2 or cache.loaded >= aligned(47)
+                assert torch.equal(generate(model, ids, cache, max_new_tokens=12), alone)
+        assert store.client.failures() == {}
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_what_was_loaded_is_what_was_computed(daemon, family):
     model, ids = build(family), prompt(3, 100)

@@ -40,15 +40,12 @@ class EngineProcess:
             )  # fmt: skip
         self._begun = {"model": str(model), "extra": extra, "settings": settings}
         self._ready = False
+        self.said = ""
+        """What it has logged, up to its last answer."""
 
     def ask(self, **what: Any) -> Any:
         """Tell it what to do and return its answer. RuntimeError with its log if it ends instead."""
-        if not self._ready:
-            self._ready = True
-            self.ask(**self._begun)
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
+        self.begin(**what)
         return self.answer()
 
     def answer(self) -> Any:
@@ -57,7 +54,10 @@ class EngineProcess:
         for line in self._process.stdout:
             if line.startswith(MARK):
                 return json.loads(line.removeprefix(MARK))
-        raise RuntimeError(f"vLLM ended with {self._process.wait()}:\n{self.log.read_text()[-6000:]}")
+            self.said += line
+        raise RuntimeError(
+            f"vLLM ended with {self._process.wait()}:\n{self.said[-3000:]}{self.log.read_text()[-6000:]}"
+        )
 
     def begin(self, **what: Any) -> None:
         """Tell it what to do; ``answer`` takes the answer."""
