@@ -2,6 +2,9 @@
 
 Only a plain file of one name that is ours or root's is ever written. Whoever may write to the folder could else have
 us write to any file of ours by a link. Such a link is taken away, which touches nothing behind it.
+
+Own code, though the package filelock locks files: its lock says nobody's pid, which is what an operator asks first, and
+where flock is missing it falls back to a marker file, which a kill leaves behind.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.cache import CommitEntry
 from kvstore.core.keys import block_key
-from kvstore.core.types import Reason, Tier
+from kvstore.core.types import Outcome, Reason, Target, Tier
 from kvstore.store.config import StoreConfig
 from kvstore.store.report import BlockEvent, EventKind
 from kvstore.store.tables.history import EventLog, trace
@@ -129,3 +129,18 @@ def test_token_ids_of_blocks_that_were_refused_are_not_kept(world):
     refused = world.cache.commit(world.namespace_id, [entry], token_ids=tokens)
     assert refused.reasons == (Reason.PARENT_MISSING,)
     assert world.store._state._book.news.token_ids == {}
+
+
+def test_what_a_load_could_not_bring_counts_as_missed(make_world, disk):
+    world = make_world(disk=disk)
+    keys = world.chain(1, 2)
+    world.put(keys)
+    world.run()
+    world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=keys)
+    disk.unreadable.add(keys[1])
+    lease = world.cache.grant_lease("x", 1000)
+    job = world.cache.fetch(world.namespace_id, keys, Target.HOST, lease_id=lease).job_id
+    world.run()
+    found = world.cache.wait_job(job, 0)
+    assert found.outcomes == (Outcome.HIT, Outcome.MISS)
+    assert world.store.status().counters[f"fetch_missed_{found.reasons[1].name.lower()}"] == 1
