@@ -14,6 +14,8 @@ from kvstore.core.errors import InvalidArgument
 from kvstore.core.lockfile import lock_holder
 from kvstore.daemon.config import Config, format_size, rough_size
 from kvstore.daemon.memory import OWN_BYTES, meminfo, memory_room
+from kvstore.daemon.rights import make_tls
+from kvstore.rpc.access import Policy
 from kvstore.rpc.listener import check_socket_path, lock_file
 from kvstore.tiers.device_probe import DeviceChoice, choose_device
 from kvstore.tiers.host import locked_memory_hint
@@ -49,6 +51,7 @@ def make_plan(config: Config) -> list[Finding]:
         _pinning(config, cuda=cuda),
         *_ssd(config),
         _sockets(config),
+        *_access(config),
         _metrics(config),
         _descriptors(config),
         Finding(
@@ -175,6 +178,28 @@ def _sockets(config: Config) -> Finding:
     if holder := lock_holder(lock_file(config.socket)):
         return Finding("sockets", "error", f"another kvstored (pid {holder}) serves at {config.socket}")
     return Finding("sockets", "ok", text)
+
+
+def _access(config: Config) -> list[Finding]:
+    """Lines about policy and certificate, where there are any: a start reads the same files."""
+    found = []
+    if config.policy is not None:
+        try:
+            policy = Policy.read(config.policy)
+        except InvalidArgument as error:
+            found.append(Finding("policy", "error", str(error)))
+        else:
+            text = f"{config.policy}: {len(policy.tokens)} tokens, {len(policy.uids)} users; nobody else has rights"
+            found.append(Finding("policy", "ok", text))
+    try:
+        if make_tls(config) is not None:
+            asked = "clients show a certificate" if config.tls_client_ca is not None else "of the server"
+            found.append(Finding("tls", "ok", f"{config.tls_cert}, {asked}"))
+    except InvalidArgument as error:
+        found.append(Finding("tls", "error", str(error)))
+    if config.listen and config.insecure_tcp:
+        found.append(Finding("tls", "warning", "insecure_tcp: whoever reaches the TCP port may read and write all"))
+    return found
 
 
 def _metrics(config: Config) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,11 @@ class Tls:
     def _read(self) -> grpc.ServerCertificateConfiguration:
         files = self._files
         cert, key = _bytes("tls_cert", files.cert), _bytes("tls_key", files.key)
+        try:
+            # gRPC itself would find a pair that does not fit at the first handshake, and not say so.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.cert, files.key, password="")
+        except ssl.SSLError as error:
+            raise InvalidArgument("tls_key", str(files.key), f"the key of {files.cert}, without a password") from error
         roots = _bytes("tls_client_ca", files.client_ca) if files.client_ca is not None else None
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=roots)
 

@@ -13,11 +13,20 @@ import pytest
 import trustme
 
 from kvstore.client import AsyncClient, Client, ClientOptions, Credentials
-from kvstore.core.errors import InvalidArgument, KVStoreError, PermissionDenied, Unauthenticated, Unavailable
+from kvstore.core.errors import (
+    InvalidArgument,
+    KVStoreError,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+    UnknownNamespace,
+)
 from kvstore.daemon.config import Config
+from kvstore.daemon.plan import make_plan
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.v1 import admin_pb2
 from tests.client.harness import blocks_of, chain, daemon_thread, small_spec, until
+from tests.rpc.test_rights import NAMED
 
 TENANT = small_spec(salt=b"team-a")
 ENTRY = """
@@ -196,6 +205,39 @@ def test_sighup_reads_the_policy_again_and_ends_who_lost_rights(place: Place, tm
 def test_what_would_let_anybody_in_is_refused(values: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument):
         Config(**values)  # type: ignore[arg-type]
+
+
+def test_check_says_what_a_start_would_of_policy_and_certificate(place: Place, tmp_path: Path) -> None:
+    good = place.config(policy=place.folder / "policy")
+    lines = {finding.subject: finding for finding in make_plan(good)}
+    assert (lines["policy"].state, lines["tls"].state) == ("ok", "ok")
+    assert "3 tokens, 0 users" in lines["policy"].text
+    (tmp_path / "policy").write_text("nonsense")
+    other = place.authority.issue_cert("other").private_key_pem.bytes()
+    (tmp_path / "key").write_bytes(other)
+    wrong = good.model_copy(update={"policy": tmp_path / "policy", "tls_key": tmp_path / "key"})
+    lines = {finding.subject: finding for finding in make_plan(wrong)}
+    assert (lines["policy"].state, lines["tls"].state) == ("error", "error")
+    assert "the key of" in lines["tls"].text
+    insecure = Config(listen="0.0.0.0:7070", insecure_tcp=True)  # type: ignore[call-arg]
+    assert [f.state for f in make_plan(insecure) if f.subject == "tls"] == ["warning"]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_over_tcp_another_tenant_s_namespace_is_unknown_to_every_call(place: Place, target: str, name: str) -> None:
+    """Its id and its keys are known here, and help nothing: neither does an operator's token."""
+    with Client(target, place.options("writer")) as owner, Client(target, place.options("boss")) as other:
+        theirs = owner.open_namespace(TENANT).namespace_id
+        request = type(NAMED[name])()
+        request.CopyFrom(NAMED[name])
+        request.namespace_id = theirs
+        connection = other.connection()[0]
+        if "lease_id" in request.DESCRIPTOR.fields_by_name:
+            request.lease_id = other.grant_lease("x", 1000)
+        payload = request.SerializeToString()
+        with pytest.raises(UnknownNamespace) as caught:
+            list(connection.stream(name, payload, 10) if name.endswith("/Read") else connection.call(name, payload, 10))
+    assert "team-a" not in str(caught.value)
 
 
 def test_insecure_tcp_is_ones_own_word() -> None:
