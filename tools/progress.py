@@ -7,13 +7,15 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from kvstore.tools import text
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 
 class Progress(AbstractContextManager["Progress"]):

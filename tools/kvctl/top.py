@@ -9,7 +9,6 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 from kvstore.tools import text
@@ -36,6 +35,8 @@ def top(
     before, looks = _look(call), 0
     live = sys.stdout.isatty() and call.printer.for_people
     if live:
+        from rich.live import Live  # noqa: PLC0415 - which the help need not load
+
         with Live(console=call.printer.console, auto_refresh=False, screen=False) as shown:
             while not count or looks < count:
                 time.sleep(every)
