@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from itertools import islice
 
-from kvstore.core.errors import InternalError
+from kvstore.core.errors import InternalError, InvalidArgument
 from kvstore.core.namespace import BlockLayout
 from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, LeaseId, Tier
 from kvstore.engine.blocks import Block, Registry
@@ -30,7 +30,8 @@ class Cooling:
         self._link = link
         self._registry = registry
         self._counters = counters
-        self._stored_bytes = layout.stored_bytes
+        self._stored_bytes, self._device_bytes = layout.stored_bytes, layout.device_bytes
+        self._own_blocks = config.private_bytes // layout.device_bytes
         self._host_share = config.host_share
 
     @property
@@ -38,6 +39,24 @@ class Cooling:
         """Blocks that the engine may still pin in HOST, by its own share of it."""
         share = int(self._host_share * self._link.region(Area.HOST).nbytes) // self._stored_bytes
         return max(0, share - self._registry.count(Area.HOST))
+
+    def check_fits(self, tokens: int, block_tokens: int) -> None:
+        """Raise InvalidArgument for a context that neither all tiers together nor the engine's own memory can hold."""
+        needed = -(-tokens // block_tokens)
+        available = max(self._own_blocks, self._blocks_max() if self._link.up else 0)
+        if needed > available:
+            size = needed * self._stored_bytes
+            raise InvalidArgument(
+                "prompt",
+                f"{tokens} tokens, {needed} blocks of {size} bytes in all",
+                f"at most {available} blocks, as DEVICE, HOST and storage hold",
+            )
+
+    def _blocks_max(self) -> int:
+        """Blocks that all tiers together may hold for one engine."""
+        device = self._link.region(Area.DEVICE).nbytes if self._link.reaches(Area.DEVICE) else 0
+        host = self._host_share * self._link.region(Area.HOST).nbytes if self._link.reaches(Area.HOST) else 0.0
+        return device // self._device_bytes + (int(host) + self._link.storage_bytes) // self._stored_bytes
 
     def hold(self, keys: Items[BlockKey]) -> int:
         """Hold blocks that lie in storage; returns for how many, from the first on. The others are not held."""

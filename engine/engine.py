@@ -110,12 +110,13 @@ class Engine:
 
         ``draw`` takes the place of the sampler that ``params`` describe, such as one that feeds given tokens.
         Raises InvalidArgument for an empty prompt, one that fills the model's positions, token ids outside the
-        vocabulary, and text or stop strings where the model has no tokenizer.
+        vocabulary, text or stop strings where the model has no tokenizer, and a prompt that no tier has room for.
         """
         params = params or SamplingParams()
         tokens = self.tokens_of(prompt)
         if params.stop and self._model.text is None:
             raise InvalidArgument("sampling.stop", params.stop, "none, since this model has no tokenizer")
+        self._blocks.cooling.check_fits(len(tokens), self._spec.block_tokens)
         stream = TextStream(self._model.text, params.stop) if self._model.text is not None else None
         request_id, self._next_id = RequestId(self._next_id), self._next_id + 1
         draw = draw or Sampler(params)

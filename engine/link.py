@@ -61,6 +61,8 @@ class CacheLink:
         self.pins = LeaseId(0)
         self.moved = LeaseId(0)
         self.held = LeaseId(0)
+        self.storage_bytes = 0
+        """What the cache's storage may hold, as far as it said."""
         self._granted: list[LeaseId] = []
         self.up = False
         self.losses = 0
@@ -95,7 +97,7 @@ class CacheLink:
         except KVStoreError as error:
             self._put_off(error)
             return False
-        self.namespace = opened.namespace_id
+        self.namespace, self.storage_bytes = opened.namespace_id, opened.storage_bytes
         self.up, self._tells, self._pause = True, True, self._config.retry_s[0]
         return True
 

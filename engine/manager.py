@@ -57,7 +57,7 @@ class BlockManager:
         self._counters = counters
         self._registry = Registry()
         self.readers = ColdReaders(link, self._layout, spec.block_tokens)
-        self._cooling = Cooling(link, self._registry, counters, self._layout, config)
+        self.cooling = Cooling(link, self._registry, counters, self._layout, config)
         self._recent_tokens = config.recent_raw_tokens
         self._open_tokens_asked = config.open_tokens
         self._encodes = spec.codec != "raw"
@@ -152,8 +152,8 @@ class BlockManager:
         blocks = list(islice(on_device, max(count, MOVE_BLOCKS_MIN)))
         if not blocks:
             return Room(0, self.moving)
-        if self._stuck or not self._link.reaches(Area.HOST) or self._cooling.host_room < len(blocks):
-            return Room(self._cooling.make_room(blocks) if self._streaming else 0, self.moving)
+        if self._stuck or not self._link.reaches(Area.HOST) or self.cooling.host_room < len(blocks):
+            return Room(self.cooling.make_room(blocks) if self._streaming else 0, self.moving)
         keys = [key_of(block) for block in blocks]
         result = self._link.call(
             lambda cache: cache.fetch(self._link.namespace, keys, Target.HOST, lease_id=self._link.moved)
@@ -259,7 +259,7 @@ class BlockManager:
         count, stays = cold_run(matched.residency, self._host_room if in_place else len(keys))
         found = keys[:count]
         if stays:
-            found = found[: self._cooling.hold(found)]
+            found = found[: self.cooling.hold(found)]
             self._adopt_cold(sequence, found)
         if stays or not found:
             sequence.prefix_settled = not found
@@ -302,7 +302,7 @@ class BlockManager:
 
     @property
     def _host_room(self) -> int:
-        return 0 if self._stuck else self._cooling.host_room
+        return 0 if self._stuck else self.cooling.host_room
 
     def _adopt(self, sequence: Sequence, block: Block, source: str) -> None:
         block.users += 1

@@ -41,12 +41,14 @@ class NearNamespace:
 
 @dataclass(frozen=True, slots=True)
 class OpenedNamespace:
-    """Answer of ``open_namespace``; ``near`` names other namespaces of the same model."""
+    """Answer of ``open_namespace``; ``near`` names other namespaces of the same model. ``storage_bytes`` is what all
+    storage together may hold; 0 without any, or where the daemon does not say."""
 
     namespace_id: NamespaceId
     layout: BlockLayout
     created: bool
     near: tuple[NearNamespace, ...] = ()
+    storage_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

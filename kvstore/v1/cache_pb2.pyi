@@ -51,20 +51,22 @@ class NearNamespace(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., fields: _Optional[_Iterable[str]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class OpenNamespaceResponse(_message.Message):
-    __slots__ = ("namespace_id", "layout", "created", "near", "boot_id", "write_codings")
+    __slots__ = ("namespace_id", "layout", "created", "near", "boot_id", "write_codings", "storage_bytes")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     NEAR_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     WRITE_CODINGS_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     layout: _common_pb2.BlockLayout
     created: bool
     near: _containers.RepeatedCompositeFieldContainer[NearNamespace]
     boot_id: bytes
     write_codings: _containers.RepeatedScalarFieldContainer[Coding]
-    def __init__(self, namespace_id: _Optional[bytes] = ..., layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ..., created: _Optional[bool] = ..., near: _Optional[_Iterable[_Union[NearNamespace, _Mapping]]] = ..., boot_id: _Optional[bytes] = ..., write_codings: _Optional[_Iterable[_Union[Coding, str]]] = ...) -> None: ...
+    storage_bytes: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ..., created: _Optional[bool] = ..., near: _Optional[_Iterable[_Union[NearNamespace, _Mapping]]] = ..., boot_id: _Optional[bytes] = ..., write_codings: _Optional[_Iterable[_Union[Coding, str]]] = ..., storage_bytes: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
     __slots__ = ("namespace_id", "keys")

@@ -63,6 +63,20 @@ def test_needles_are_found_at_two_percent_of_the_blocks(needle: Model, tmp_path:
     assert all(0.0 <= output.left_out < 1e-6 for output in chosen)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_needles_in_131072_tokens_at_two_percent_of_the_blocks(needle: Model, tmp_path: Path) -> None:
+    """A hundred needles, each asked at the end of the same context: all must be found among 41 of 2,048 blocks."""
+    haystack = make_haystack(131_072, tuple(i / 99 for i in range(100)), seed=11)
+    sizes = Sizes(device=64, host=96, ssd=4096)
+    with open_store(CONFIG.spec_for(needle.spec), sizes, tmp_path) as store, open_cache(store, 256 << 20) as cache:
+        engine = Engine(needle, cache, replace(CONFIG, token_budget=4096))
+        outputs = ask(engine, haystack, Selected(max_share=0.02))
+        engine.close()
+    assert len(outputs) == 100
+    assert max(output.left_out for output in outputs) < 1e-6
+
+
 def test_everything_selected_is_exact_and_little_of_it_is_bounded(tmp_path: Path) -> None:
     pair = build_pair("llama")
     prompt, greedy = random_prompt(9, 1500), SamplingParams(tokens_max=6, ignore_eos=True)

@@ -131,3 +131,18 @@ def test_twenty_prompts_up_to_three_thousand_tokens(
     assert engine.counters.blocks_demoted > 0
     # The demo's tiers hold all that runs at one time; the smaller ones do not.
     assert engine.counters.preemptions > 0 or not preempts
+
+
+@pytest.mark.slow
+def test_four_thousand_tokens_with_five_percent_on_device_and_none_in_host(
+    model: Model, reference: Reference, text: list[int], tmp_path: Path
+) -> None:
+    prompt = text[:4000]
+    (expected,) = reference.answers([prompt], TOKENS)
+    with open_store(model.spec, Sizes(device=3, host=6, ssd=130), tmp_path) as store, open_cache(store) as cache:
+        engine = Engine(model, cache, EngineConfig(host_share=0.0))
+        (answer,) = engine.generate([prompt], SamplingParams(tokens_max=TOKENS, ignore_eos=True))
+        engine.close()
+    assert list(answer.tokens) == expected
+    assert (engine.counters.blocks_private, engine.counters.blocks_demoted) == (0, 0)
+    assert engine.counters.blocks_cooled >= 57

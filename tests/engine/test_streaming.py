@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstore.client.plan import Plan
+from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import Area, BlockKey, Reason
 from kvstore.engine.blocks import BlockState
 from kvstore.engine.cold import ColdLost, Indices, Piece
@@ -111,12 +113,26 @@ def test_two_requests_and_one_that_streams(pair: Pair, tmp_path: Path) -> None:
     assert [answer.tokens for answer in answers] == [pair.greedy(prompt, 6) for prompt in prompts]
 
 
-def test_without_storage_the_request_ends_for_want_of_memory(pair: Pair) -> None:
-    with open_store(pair.model.spec, Sizes(device=3, host=6)) as store, open_cache(store) as cache:
-        engine = Engine(pair.model, cache, EngineConfig(token_budget=128, private_bytes=1 << 20))
-        (answer,) = engine.generate([random_prompt(7, 3000)], GREEDY)
+def test_a_context_that_outgrows_all_memory_ends_for_want_of_it(pair: Pair) -> None:
+    with open_store(pair.model.spec, Sizes(device=3, host=12)) as store, open_cache(store) as cache:
+        engine = Engine(pair.model, cache, EngineConfig(token_budget=128, private_bytes=1 << 16))
+        (answer,) = engine.generate([random_prompt(7, 800)], SamplingParams(tokens_max=900, ignore_eos=True))
         engine.close()
     assert answer.reason is FinishReason.MEMORY
+
+
+def test_a_prompt_that_no_tier_has_room_for_is_refused_before_it_starts(pair: Pair, tmp_path: Path) -> None:
+    config = replace(NONE_IN_HOST, private_bytes=1 << 16)
+    with open_store(pair.model.spec, Sizes(device=3, host=6)) as store, open_cache(store) as cache:
+        engine = Engine(pair.model, cache, config)
+        with pytest.raises(InvalidArgument, match=r"3000 tokens, 47 blocks of .* at most 3 blocks"):
+            engine.add_request(random_prompt(7, 3000), GREEDY)
+        assert not engine.has_work
+        engine.close()
+    with open_store(pair.model.spec, SMALL, tmp_path) as store, open_cache(store) as cache:
+        engine = Engine(pair.model, cache, config)
+        engine.add_request(random_prompt(7, 3000), GREEDY)
+        engine.close()
 
 
 def test_a_block_that_is_lost_is_computed_again(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,3 +154,34 @@ def test_a_block_that_is_lost_is_computed_again(pair: Pair, tmp_path: Path, monk
         assert set(pinned_bytes(store).values()) == {0}
     assert (len(lost), engine.counters.steps_discarded) == (1, 1)
     assert answer.tokens == pair.greedy(prompt, 6)
+
+
+def test_a_segment_that_is_damaged_under_a_plan_is_never_wrong(pair: Pair, tmp_path: Path) -> None:
+    prompt = random_prompt(9, 1500)
+    with open_store(pair.model.spec, SMALL, tmp_path) as store, open_cache(store) as cache:
+        engine = Engine(pair.model, cache, NONE_IN_HOST)
+        engine.add_request(prompt, GREEDY)
+        tokens, damaged = [], False
+        while engine.has_work:
+            tokens += [output.token for output in engine.step()]
+            if not damaged and engine.counters.blocks_cooled >= 12:
+                damaged = True
+                damage_a_block(tmp_path)
+        engine.close()
+        assert store.status().counters["corrupt_blocks"] > 0
+    assert tuple(tokens) == pair.greedy(prompt, 6)
+    assert engine.counters.steps_discarded > 0
+
+
+def damage_a_block(folder: Path) -> None:
+    """Turn over the middle of the segments' written bytes, behind the store's back."""
+    segments = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 1 << 16]
+    assert segments
+    for path in segments:
+        data = bytearray(path.read_bytes())
+        written = len(data.rstrip(b"\0"))
+        middle = slice(written // 2, written // 2 + 8192)
+        data[middle] = bytes(byte ^ 0xFF for byte in data[middle])
+        with path.open("r+b") as file:
+            file.seek(middle.start)
+            file.write(data[middle])

@@ -48,4 +48,5 @@ class Opening:
             except TierError as error:
                 # It is tried again before the first block of the namespace is written.
                 log.warning("namespace %s is not on disk yet: %s", namespace.namespace_id.hex(), error)
-        return OpenedNamespace(namespace.namespace_id, namespace.layout, created, near)
+        storage = sum(tier.capacity_bytes for tier in state.storages.values())
+        return OpenedNamespace(namespace.namespace_id, namespace.layout, created, near, storage)

@@ -67,6 +67,7 @@ def _open(call: Asked, request: cache_pb2.OpenNamespaceRequest) -> cache_pb2.Ope
         near=messages.near_messages(opened.near),
         boot_id=call.boot_id,
         write_codings=codings_of(session.opened(opened.namespace_id).policy),  # type: ignore[arg-type]
+        storage_bytes=opened.storage_bytes,
     )
 
 
@@ -75,7 +76,8 @@ def _opened(
 ) -> OpenedNamespace:
     known: KnownNamespace = arguments[0]
     ids.remember(known.spec.namespace_id, replace(known, write_codings=tuple(reply.write_codings)))
-    return OpenedNamespace(NamespaceId(reply.namespace_id), known.layout, reply.created, messages.near_of(reply.near))
+    near = messages.near_of(reply.near)
+    return OpenedNamespace(NamespaceId(reply.namespace_id), known.layout, reply.created, near, reply.storage_bytes)
 
 
 def _not_opened(ids: Ids, known: KnownNamespace) -> OpenedNamespace:
