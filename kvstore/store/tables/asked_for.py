@@ -31,14 +31,11 @@ class Recording:
     def __init__(self, clock: Clock, wall: Callable[[], float] = time.time) -> None:
         self._clock, self._wall = clock, wall
         self._until = 0.0
+        self.on = False
+        """Whether calls are recorded; every match asks."""
         self._sequence = 0
         self._entries: deque[TraceEntry] = deque()
         self._kept_ids = 0
-
-    @property
-    def on(self) -> bool:
-        """Whether calls are recorded."""
-        return bool(self._until)
 
     def add(self, namespace: Namespace, keys: Sequence[BlockKey], matched: int) -> None:
         """A Match was answered."""
@@ -60,6 +57,7 @@ class Recording:
         if sequence == 0 and self._clock.now() >= self._until:
             self.end()
         self._until = self._clock.now() + KEPT_S
+        self.on = True
         found: list[TraceEntry] = []
         for entry in self._entries:
             if entry.sequence > sequence:
@@ -75,5 +73,5 @@ class Recording:
 
     def end(self) -> None:
         """Forget everything."""
-        self._until, self._kept_ids = 0.0, 0
+        self._until, self._kept_ids, self.on = 0.0, 0, False
         self._entries.clear()
