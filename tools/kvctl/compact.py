@@ -9,6 +9,7 @@ import typer
 from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call, slow
 from kvstore.tools.kvctl.exits import Exit
+from kvstore.tools.kvctl.waiting import waiting
 from kvstore.v1 import admin_pb2
 
 
@@ -23,7 +24,8 @@ def compact(
 
     Rewrites SSD segments with a large share of dead bytes: --above, or as configured.
     """
-    answer = call.ask("Admin/Compact", admin_pb2.CompactRequest(fragmentation=above), admin_pb2.CompactResponse)
+    with waiting(call, "moving blocks together", "disk_rewritten_bytes", "bytes"):
+        answer = call.ask("Admin/Compact", admin_pb2.CompactRequest(fragmentation=above), admin_pb2.CompactResponse)
     if call.printer.for_people:
         call.printer.line(
             f"{text.plural(answer.segments, 'segment')} rewritten: {text.size(answer.bytes_rewritten)} moved, "

@@ -9,6 +9,7 @@ import typer
 from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call, slow
 from kvstore.tools.kvctl.exits import Exit
+from kvstore.tools.kvctl.waiting import waiting
 from kvstore.v1 import admin_pb2
 
 
@@ -23,7 +24,8 @@ def drain(
     """
     # The daemon gives up a little earlier than this side, so that its report still arrives.
     request = admin_pb2.DrainRequest(resume=resume, timeout_ms=max(1, int(call.timeout * 900)))
-    answer = call.ask("Admin/Drain", request, admin_pb2.DrainResponse)
+    with waiting(call, "writing to SSD", "ssd_blocks_written", "block"):
+        answer = call.ask("Admin/Drain", request, admin_pb2.DrainResponse)
     if not call.printer.for_people:
         call.printer.answer(answer)
     elif resume:

@@ -13,6 +13,7 @@ from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call, need, slow
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.options import KeysArgument, NamespaceOption, find_namespace, whole_keys
+from kvstore.tools.kvctl.waiting import waiting
 from kvstore.v1 import admin_pb2
 
 
@@ -38,7 +39,8 @@ def verify(
         info = find_namespace(call, namespace)
         request.namespace_id = info.namespace_id
         request.keys = b"".join(whole_keys(call, info, keys))
-    answer = call.ask("Admin/Verify", request, admin_pb2.VerifyResponse)
+    with waiting(call, "reading blocks back", "disk_read_bytes", "bytes"):
+        answer = call.ask("Admin/Verify", request, admin_pb2.VerifyResponse)
     if call.printer.for_people:
         speed = f", {text.size(answer.bytes / answer.seconds)}/s" if answer.seconds else ""
         call.printer.line(
