@@ -224,11 +224,14 @@ class AsyncGrpcConnection:
                 await self._out_of_turn("kvstore.v1.Sessions/CloseRemote", CLOSE_SECONDS_MAX)
             except KVStoreError as error:
                 log.info("a remote session was not closed and will expire: %s", error)
-        if self._sent:
-            # Releases that were posted a moment ago go out first.
-            await asyncio.wait(set(self._sent) - {asyncio.current_task()}, timeout=CLOSE_SECONDS_MAX)
-        self._uploads.close()
-        await self._channel.close()
+        try:
+            if self._sent:
+                # Releases that were posted a moment ago go out first.
+                await asyncio.wait(set(self._sent) - {asyncio.current_task()}, timeout=CLOSE_SECONDS_MAX)
+        finally:
+            # A loop that ends cancels this, and the connection must not outlive it.
+            self._uploads.close()
+            await self._channel.close()
 
     async def wait_closed(self) -> None:
         """Return when what ``close`` began is done."""
