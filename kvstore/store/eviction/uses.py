@@ -37,7 +37,7 @@ class Uses:
 
     def note(self, slots: list[int], now: float) -> None:
         """Blocks, given parents first, are used now."""
-        self._index.note(slots, self.ticks(now))
+        self._index.note(slots, int((now - self._start) * TICKS))  # ``ticks`` without its call: each fetch comes here.
         if self._policies:
             self._noted += reversed(slots)
             if len(self._noted) > NOTED_MAX:

@@ -274,6 +274,8 @@ class Commit:
         end = self._published = min(begin + SECTION, len(self._entries))
         part = self._entries[begin:end]
         slots: list[int] = []
+        unwritten: list[int] = []
+        residency = book.index.residency
         for i, entry in enumerate(part, begin):
             if entry.outcome is Outcome.PENDING:
                 name = self._namespace.namespace_id, entry.key
@@ -281,6 +283,8 @@ class Commit:
                     book.news.token_ids[name] = self._tokens[i * tokens : (i + 1) * tokens]
                 if self._publish_one(book, entry):
                     slots.append(entry.slot)
+                    if not residency[entry.slot] & _ON_SSD:
+                        unwritten.append(entry.slot)
                 if self._tokens and entry.reason is not Reason.NONE:
                     del book.news.token_ids[name]  # It was refused: no event will tell of it.
             self._give_back(book, entry)
@@ -292,8 +296,7 @@ class Commit:
             for slot in slots:
                 book.ref(slot)
         elif self._namespace.policy.write is WritePolicy.THROUGH:
-            residency = book.index.residency
-            self._queue(book, [slot for slot in slots if not residency[slot] & _ON_SSD])
+            self._queue(book, unwritten)
         if end < len(self._entries):
             self._keep_parents(book, part, end)
             return True

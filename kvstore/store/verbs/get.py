@@ -98,7 +98,8 @@ class Get:
                 self._check_target(target, owner)
             load = Load(owner, namespace, tuple(keys), target, lease, chosen)
             if len(keys) <= SECTION_KEYS:
-                return self._submit(book, load)
+                self._pin(book, load, None)
+                return self._move(book, load)
         return self._submit_in_sections(load, lambda book: self._tenancy.lease(book, owner, lease_id))
 
     def prefetch(self, owner: Owner, namespace_id: NamespaceId, keys: Sequence[BlockKey], tier: Tier) -> FetchResult:
@@ -110,7 +111,8 @@ class Get:
             target = Target.DEVICE if tier is Tier.DEVICE else Target.HOST
             load = Load(owner, namespace, tuple(keys), target, None, (0, namespace.layout.layers))
             if len(keys) <= SECTION_KEYS:
-                result, job = self._submit(book, load)
+                self._pin(book, load, None)
+                result, job = self._move(book, load)
                 if job is not None:
                     job.announce = True
                 return result
@@ -124,15 +126,10 @@ class Get:
         if target not in _TARGETS:
             raise InvalidArgument("target", target, "one of " + ", ".join(t.name for t in Target))
 
-    def _submit(self, book: Book, load: Load) -> tuple[FetchResult, Job | None]:
-        """Pin what is in place; make a job of what has to move."""
-        self._pin(book, load, None)
-        return self._move(book, load)
-
     def _submit_in_sections(
         self, load: Load, require: Callable[[Book], object], *, announce: bool = False
     ) -> tuple[FetchResult, Job | None]:
-        """``_submit`` in sections that others can come between; ``require`` raises once its rights have ended."""
+        """``_pin`` and ``_move`` in sections between which others come; ``require`` raises once its rights ended."""
         state = self._state
         try:
             for begin in range(0, len(load.keys), SECTION_KEYS):
