@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from kvstore.daemon import watchdog as module
-from kvstore.daemon.main import _OneLine
+from kvstore.daemon.logs import TextLines
 from kvstore.daemon.watchdog import Watchdog
 
 
@@ -48,4 +48,4 @@ def test_a_turning_loop_is_left_alone(dumped):
 
 def test_a_record_is_one_line():
     record = logging.LogRecord("x", logging.INFO, __file__, 1, "first\nINFO second", (), None)
-    assert "\n" not in _OneLine("%(message)s").format(record)
+    assert "\n" not in TextLines().format(record)
