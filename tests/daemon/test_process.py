@@ -108,7 +108,7 @@ def test_a_file_that_is_no_socket_is_not_replaced(tmp_path):
 
 def test_a_hang_up_is_logged_and_nothing_else(daemon):
     os.kill(daemon.pid, signal.SIGHUP)
-    until(lambda: any("SIGHUP: still serving" in line for line in daemon.lines))
+    until(lambda: any("SIGHUP: policy and certificate are read again" in line for line in daemon.lines))
     with Client(daemon.socket, ClientOptions(strict=True, buffer_bytes=0)) as client:
         assert client.grant_lease("served", 1000)
 

@@ -169,7 +169,8 @@ def test_a_step_on_a_gpu_has_ended_when_run_returns(monkeypatch: pytest.MonkeyPa
             events.append(f"to {device}")
             return self
 
-        def get_decoder(self) -> Network:
+        @property
+        def base_model(self) -> Network:
             return self
 
         def __call__(self, **_: Any) -> Any:
