@@ -16,7 +16,7 @@ from kvstore.tools.kvctl.command import Call
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.options import TIER_NAMES, all_namespaces
 from kvstore.tools.kvctl.status import usage
-from kvstore.tools.output import Printer, columns
+from kvstore.tools.output import Printer, clean, columns
 from kvstore.v1 import admin_pb2
 
 NAMESPACES_SHOWN: Final = 8
@@ -99,7 +99,7 @@ def _picture(printer: Printer, before: _Look, after: _Look) -> RenderableType:
     ratio = now["hit_ratio"]
     hits = "no questions" if ratio is None else f"{ratio:.0%} of the blocks asked for are here"
     head = Text.assemble(
-        (f"kvstored {status.version}", "bold"), f"  up {text.duration(status.uptime_seconds)}  ",
+        (f"kvstored {clean(status.version)}", "bold"), f"  up {text.duration(status.uptime_seconds)}  ",
         ("draining", "bold yellow") if status.draining else ("ready", "bold green"),
     )  # fmt: skip
     counts = (
