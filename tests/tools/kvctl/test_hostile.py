@@ -18,7 +18,8 @@ PLAIN = "x" * len(ESCAPES)
 KEY = "01" * 32
 ARGUMENTS = {
     "status": ["--counters"], "show": [KEY], "match": [KEY], "why": [KEY], "du": ["--segments"], "pin": [KEY],
-    "unpin": [KEY], "explain": [KEY], "top": ["--count", "1", "--every", "0.2"], "evict": ["--tier", "host", "--bytes", "1"], "drain": [], "verify": [],
+    "unpin": [KEY], "explain": [KEY], "top": ["--count", "1", "--every", "0.2"], "drain": [], "verify": [],
+    "evict": ["--tier", "host", "--bytes", "1"],
 }  # fmt: skip
 WORDS = [
     *([name, *ARGUMENTS.get(name, [])] for panel in COMMANDS.values() for name in panel),
