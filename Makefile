@@ -37,7 +37,7 @@ demo: $(STAMP) ## Three questions over one long text: cold, warm from HOST, warm
 million: $(STAMP) ## Ten needles in a million tokens of which memory holds a quarter; draws the pictures of the README (minutes)
 	$(BIN)/python -m kvstore.tools.million
 
-test: $(STAMP) ## Run the tests, those on a real model included (under ten minutes on two cores)
+test: $(STAMP) ## Run the tests, those on a real model included (about fifteen minutes on two cores)
 	$(BIN)/python -m kvstore.tools.fetch_model
 	$(PYTEST) -m 'not slow'
 
