@@ -54,6 +54,8 @@ class AsyncGrpcConnection:
         self._metadata: tuple[tuple[str, str], ...] = bearer(credentials)
         self._turns = asyncio.Semaphore(CALLS_MAX)
         """Turns of calls and Read streams: the daemon refuses too many of one peer at a time."""
+        self._gone = False
+        """The daemon has gone. The channel would find the next one and has to be closed all the same."""
         self._closed = False
         self._keeper: asyncio.Task[None] | None = None
         self._sent: set[asyncio.Task[bytes]] = set()
@@ -97,7 +99,7 @@ class AsyncGrpcConnection:
     @property
     def closed(self) -> bool:
         """Whether the daemon has gone."""
-        return self._closed or (self._local is not None and self._local.closed)
+        return self._closed or self._gone or (self._local is not None and self._local.closed)
 
     async def call(self, method: str, payload: bytes, timeout_s: float, late: Late | None = None) -> bytes:
         """Send a request and wait for its reply; one that comes when nobody waits any more goes to ``late``."""
@@ -134,7 +136,7 @@ class AsyncGrpcConnection:
         try:
             reply = await call
             if is_other_boot(await call.initial_metadata(), self.welcome.boot_id):
-                self._closed = True
+                self._gone = True
                 raise Unavailable("the daemon was restarted; the session has ended")
             return bytes(reply)
         except grpc.RpcError as error:
@@ -199,7 +201,7 @@ class AsyncGrpcConnection:
 
     def _domain(self, error: Any, method: str, timeout_s: float) -> KVStoreError:
         domain, gone = domain_error(error, method, timeout_s)
-        self._closed = self._closed or gone
+        self._gone = self._gone or gone
         return domain
 
     async def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
@@ -219,7 +221,7 @@ class AsyncGrpcConnection:
 
     async def _close(self) -> None:
         """Tell the daemon of a remote session's end, which else comes when its time to live is over."""
-        if self._local is None and self.welcome.token:
+        if self._local is None and self.welcome.token and not self._gone:
             try:
                 await self._out_of_turn("kvstore.v1.Sessions/CloseRemote", CLOSE_SECONDS_MAX)
             except KVStoreError as error:

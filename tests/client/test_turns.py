@@ -138,6 +138,22 @@ def test_asyncio_has_as_many_streams_as_the_daemon_says_and_a_cancelled_one_give
     assert daemon.most <= 4, "the server may see the end of the cancelled one late"
 
 
+def test_a_session_whose_daemon_has_gone_leaves_no_channel_that_would_find_the_next_one():
+    daemon = Daemon(writes_max=1)
+
+    async def run():
+        with daemon.serve() as address:
+            link = await AsyncGrpcConnection.open_remote(address, ClientOptions())
+        with pytest.raises(Unavailable):
+            await link.call("kvstore.v1.Sessions/Keepalive", b"", 5.0)
+        assert link.closed
+        link.close()
+        await link.wait_closed()
+        return link._channel.get_state()
+
+    assert asyncio.run(run()) is grpc.ChannelConnectivity.SHUTDOWN
+
+
 def test_calls_beyond_the_turns_are_not_sent_and_a_cancelled_one_never_is():
     daemon = Daemon(writes_max=1)
 
