@@ -18,11 +18,10 @@ from kvstore.client.connect import grpc_module
 from kvstore.client.copying import copy_all
 from kvstore.client.flows import Flows
 from kvstore.client.handshake import Hello
-from kvstore.client.operations import Operation
+from kvstore.client.linked import Linked
 from kvstore.client.options import ClientOptions, Control
 from kvstore.client.options import Target as Address
 from kvstore.client.payloads import Views
-from kvstore.client.state import ClientState
 from kvstore.client.steps import Flow
 from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
@@ -32,14 +31,14 @@ from kvstore.wire.paths import grpc_socket, unix_address
 
 if TYPE_CHECKING:
     # It loads numpy, which admin tools start without.
-    from kvstore.tiers.versions import Versions
+    pass
 
 T = TypeVar("T")
 
 _CLIENTS: Final[weakref.WeakSet[AsyncClient]] = weakref.WeakSet()
 
 
-class AsyncClient(AsyncCalls):
+class AsyncClient(Linked, AsyncCalls):
     """A session with a daemon, for one event loop. Meanings are those of ``Client``.
 
     The constructor does no I/O: the first call connects, or ``connect`` does. A call that is cancelled gives back what
@@ -48,43 +47,12 @@ class AsyncClient(AsyncCalls):
 
     def __init__(self, target: str | Path, options: ClientOptions | None = None, *, clock: Clock | None = None) -> None:
         self._address = Address.parse(target)
-        self.remote = bool(self._address.address)
-        """Whether bytes go over the network: then only put and get carry them."""
-        self.flows = Flows(self._address.text, options or ClientOptions(), clock or MonotonicClock())
-        self.operations = self.flows.operations
-        """Makes the operations that ``run`` and ``post`` take."""
+        flows = Flows(self._address.text, options or ClientOptions(), clock or MonotonicClock())
+        super().__init__(flows, remote=bool(self._address.address))
         self._connecting = asyncio.Lock()
-        self._closing: list[Any] = []
+        self._links: set[Any] = set()
+        """Every link that is open or whose end is under way, those of connects that were cancelled, too."""
         _CLIENTS.add(self)
-
-    @property
-    def options(self) -> ClientOptions:
-        """The settings that it was made with."""
-        return self.flows.options
-
-    @property
-    def state(self) -> ClientState:
-        """Failures, generation and boot id."""
-        return self.flows.state
-
-    @property
-    def generation(self) -> int:
-        """See ``Client.generation``."""
-        return self.flows.state.generation
-
-    @property
-    def _connection(self) -> Any:
-        """The present link, or None: the name that it had before there were flows."""
-        return self.flows.link
-
-    @property
-    def connected(self) -> bool:
-        """Whether the last call left a living connection; a call may still find it gone."""
-        return self.flows.link is not None and not self.flows.link.closed
-
-    def failures(self) -> dict[str, int]:
-        """Failures that were answered as misses, by "Method:REASON"."""
-        return self.flows.state.failures()
 
     # ------------------------------------------------------------ connection
 
@@ -100,46 +68,9 @@ class AsyncClient(AsyncCalls):
         link = await self._connect(steps.Connect())
         return link, link.generation
 
-    def post(self, operation: Operation[Any]) -> None:
-        """Send an operation whose answer nobody needs. A failure is counted."""
-        self.flows.post(operation)
-
     def memory(self, area: Area) -> memoryview:
         """See ``Cache``. Raises Unavailable without a connection."""
         return self.memory_at(self.generation)(area)
-
-    def memory_at(self, generation: int) -> Callable[[Area], memoryview]:
-        """See ``Client.memory_at``."""
-        link = self.flows.link
-        if link is None or link.generation != generation:
-            raise Unavailable("the connection was lost, and its places with it", field="generation", value=generation)
-        view: Callable[[Area], memoryview] = link.welcome.arenas.view
-        return view
-
-    def versions(self, area: Area) -> Versions:
-        """See ``Cache``."""
-        link = self.flows.link
-        found = None if link is None else link.welcome.arenas.versions.get(area)
-        if found is None:
-            raise Unavailable(f"{area.name} is not mapped by this session, or has no versions", field="area")
-        versions: Versions = found
-        return versions
-
-    def alive(self, generation: int) -> bool:
-        """See ``Cache``."""
-        link = self.flows.link
-        if link is None or link.generation != generation:
-            return False
-        link.pump()
-        return not link.closed
-
-    def plan_bell(self) -> int:
-        """See ``Cache``."""
-        link = self.flows.link
-        if link is None or link.welcome.bell is None:
-            raise Unavailable("this session has no bell: it has no buffer, or the daemon reads no plans", field="plan")
-        bell: int = link.welcome.bell.another()
-        return bell
 
     def device_tensor(self) -> Any:
         """See ``Client.device_tensor``. Raises Unavailable without a connection."""
@@ -168,12 +99,13 @@ class AsyncClient(AsyncCalls):
             await self.drive(self.flows.gets.renew_views(views))
 
     async def close(self) -> None:
-        """See ``Cache``."""
+        """See ``Cache``. Returns when no link of this client, earlier ones included, has anything left to do."""
         self.flows.closed = True
-        link = self.flows.link
         self.flows.drop()
-        if link is not None:
-            await link.wait_closed()
+        for link in self._links:
+            link.close()
+        while self._links:
+            await self._links.pop().wait_closed()
 
     async def __aenter__(self) -> Self:
         """Use the client as an async context manager: connected at the start, closed at the end."""
@@ -186,6 +118,9 @@ class AsyncClient(AsyncCalls):
     def forked(self) -> None:
         """In the child of a fork: begin unconnected, for whatever loop runs there."""
         self._connecting = asyncio.Lock()
+        for link in self._links:
+            link.abandon()
+        self._links.clear()
         self.flows.forked()
 
     # ------------------------------------------------------------ the driver
@@ -214,17 +149,22 @@ class AsyncClient(AsyncCalls):
 
     async def _open(self, step: steps.Open) -> Any:
         options = self.options
+        self._links = {link for link in self._links if not link.ended}
         if self._address.address:
-            return await _grpc().AsyncGrpcConnection.open_remote(self._address.address, options)
+            remote = _grpc().AsyncGrpcConnection(self._address.address, None, options.credentials)
+            self._links.add(remote)
+            await remote.open(options)
+            return remote
         hello = Hello(options.name, options.buffer_bytes, options.device and options.buffer_bytes > 0)
 
         def on_done(done: session_pb2.JobDone) -> None:
             self.flows.job_done(done, step.generation)
 
-        local = await AsyncSessionConnection.open(self._address.socket, hello, options.connect_timeout_s, on_done)
-        if options.control is Control.SOCKET:
-            return local
-        return _grpc().AsyncGrpcConnection(unix_address(grpc_socket(self._address.socket)), local)
+        link = await AsyncSessionConnection.open(self._address.socket, hello, options.connect_timeout_s, on_done)
+        if options.control is not Control.SOCKET:
+            link = _grpc().AsyncGrpcConnection(unix_address(grpc_socket(self._address.socket)), link)
+        self._links.add(link)
+        return link
 
     async def _call(self, step: steps.Call) -> bytes:
         sent = await step.link.send(step.method, step.payload, step.timeout_s)

@@ -73,6 +73,8 @@ class AsyncSessionConnection(asyncio.Protocol):
         """Whether the daemon has gone."""
         return bool(self._closed)
 
+    ended = closed
+
     async def call(self, method: str, payload: bytes, timeout_s: float, late: Late | None = None) -> bytes:
         """Send a request and wait for its reply; one that comes when nobody waits any more goes to ``late``."""
         return await self.wait(await self.send(method, payload, timeout_s), method, timeout_s, late)

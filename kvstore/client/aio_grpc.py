@@ -70,23 +70,20 @@ class AsyncGrpcConnection:
         self.welcome = welcome
         self._metadata = ((SESSION_METADATA, welcome.token.hex()),)
 
-    @classmethod
-    async def open_remote(cls, address: str, options: ClientOptions) -> AsyncGrpcConnection:
-        """Open a session without memory and keep it alive by a task."""
-        connection = cls(address, None, options.credentials)
+    async def open(self, options: ClientOptions) -> None:
+        """Open the session of a link without ``local`` and keep it alive by a task. A failure closes the link."""
         request = session_pb2.OpenRemoteRequest(name=options.name, ttl_ms=options.remote_ttl_ms)
         try:
-            reply = await connection.call(
+            reply = await self.call(
                 "kvstore.v1.Sessions/OpenRemote", request.SerializeToString(), options.connect_timeout_s
             )
         except BaseException:
-            connection.close()
+            self.close()
             raise
         opened = session_pb2.OpenRemoteResponse.FromString(reply)
-        connection._authenticate(Welcome(opened.boot_id, opened.token, Arenas(), ""))
-        connection._uploads.allow(opened.writes_max or WRITES_DEFAULT)
-        connection._keeper = asyncio.create_task(connection._keep_alive(opened.ttl_ms / 3000))
-        return connection
+        self._authenticate(Welcome(opened.boot_id, opened.token, Arenas(), ""))
+        self._uploads.allow(opened.writes_max or WRITES_DEFAULT)
+        self._keeper = asyncio.create_task(self._keep_alive(opened.ttl_ms / 3000))
 
     async def _keep_alive(self, period_s: float) -> None:
         while not self.closed:
@@ -100,6 +97,11 @@ class AsyncGrpcConnection:
     def closed(self) -> bool:
         """Whether the daemon has gone."""
         return self._closed or self._gone or (self._local is not None and self._local.closed)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of this link is left: it was closed, and what ``close`` began is done."""
+        return self._closing is not None and self._closing.done()
 
     async def call(self, method: str, payload: bytes, timeout_s: float, late: Late | None = None) -> bytes:
         """Send a request and wait for its reply; one that comes when nobody waits any more goes to ``late``."""

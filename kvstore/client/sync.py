@@ -20,11 +20,11 @@ from kvstore.client import steps
 from kvstore.client.connect import connect
 from kvstore.client.copying import copy_all
 from kvstore.client.flows import CALLERS_ERRORS, Flows
+from kvstore.client.linked import Linked
 from kvstore.client.operations import Operation, request_of
 from kvstore.client.options import ClientOptions
 from kvstore.client.options import Target as Address
 from kvstore.client.payloads import Views
-from kvstore.client.state import ClientState
 from kvstore.client.steps import Flow
 from kvstore.client.sync_calls import SyncCalls
 from kvstore.core.clock import Clock, MonotonicClock
@@ -34,14 +34,13 @@ from kvstore.core.types import Area, BlockKey, NamespaceId
 if TYPE_CHECKING:
     # It loads numpy, which admin tools start without.
     from kvstore.client.plan import Plan
-    from kvstore.tiers.versions import Versions
 
 T = TypeVar("T")
 
 _CLIENTS: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
 
 
-class Client(SyncCalls):
+class Client(Linked, SyncCalls):
     """A session with a daemon.
 
     ``target`` is the path of the session socket, or ``grpc://host:port`` for a daemon on another host. Without
@@ -54,11 +53,8 @@ class Client(SyncCalls):
     def __init__(self, target: str | Path, options: ClientOptions | None = None, *, clock: Clock | None = None) -> None:
         self._address = Address.parse(target)
         self._lock = threading.RLock()
-        self.remote = bool(self._address.address)
-        """Whether bytes go over the network: then only put and get carry them."""
-        self.flows = Flows(self._address.text, options or ClientOptions(), clock or MonotonicClock())
-        self.operations = self.flows.operations
-        """Makes the operations that ``run``, ``begin`` and ``post`` take."""
+        flows = Flows(self._address.text, options or ClientOptions(), clock or MonotonicClock())
+        super().__init__(flows, remote=bool(self._address.address))
         self._keeper = _Keeper(self)
         _CLIENTS.add(self)
         try:
@@ -67,38 +63,6 @@ class Client(SyncCalls):
             if self.options.strict or isinstance(error, CALLERS_ERRORS):
                 raise
             self.flows.note("connect", error)
-
-    # ------------------------------------------------------------ what it is
-
-    @property
-    def options(self) -> ClientOptions:
-        """The settings that it was made with."""
-        return self.flows.options
-
-    @property
-    def state(self) -> ClientState:
-        """Failures, generation and boot id."""
-        return self.flows.state
-
-    @property
-    def generation(self) -> int:
-        """Counts connections from 0; -1 before the first. Views from ``memory`` and places belong to one generation."""
-        return self.flows.state.generation
-
-    @property
-    def _connection(self) -> Any:
-        """The present link, or None: the name that it had before there were flows."""
-        return self.flows.link
-
-    @property
-    def connected(self) -> bool:
-        """Whether the last call left a living connection; a call may still find it gone."""
-        link = self.flows.link
-        return link is not None and not link.closed
-
-    def failures(self) -> dict[str, int]:
-        """Failures that were answered as misses, by "Method:REASON"."""
-        return self.flows.state.failures()
 
     # ------------------------------------------------------------ connection
 
@@ -148,10 +112,6 @@ class Client(SyncCalls):
         finish = self.drive(self.flows.begin(operation))
         return lambda: self.drive(finish())
 
-    def post(self, operation: Operation[Any]) -> None:
-        """Send an operation whose answer nobody needs. A failure is counted."""
-        self.flows.post(operation)
-
     def fileno(self) -> int:
         """A descriptor to poll or select on: readable when ``poll`` may have something. New after each reconnect."""
         number: int = self.connection()[0].fileno()
@@ -161,42 +121,6 @@ class Client(SyncCalls):
         """See ``Cache``. The view belongs to the present generation; after a reconnect ask again."""
         view: memoryview = self.connection()[0].welcome.arenas.view(area)
         return view
-
-    def memory_at(self, generation: int) -> Callable[[Area], memoryview]:
-        """What finds areas of one connection. Raises Unavailable if it is not the present one any more.
-
-        Places are looked up in the memory that they came with: after a reconnect the same offset is someone else's.
-        """
-        link = self.flows.link
-        if link is None or link.generation != generation:
-            raise Unavailable("the connection was lost, and its places with it", field="generation", value=generation)
-        view: Callable[[Area], memoryview] = link.welcome.arenas.view
-        return view
-
-    def versions(self, area: Area) -> Versions:
-        """See ``Cache``."""
-        link = self.flows.link
-        found = None if link is None else link.welcome.arenas.versions.get(area)
-        if found is None:
-            raise Unavailable(f"{area.name} is not mapped by this session, or has no versions", field="area")
-        versions: Versions = found
-        return versions
-
-    def alive(self, generation: int) -> bool:
-        """See ``Cache``."""
-        link = self.flows.link
-        if link is None or link.generation != generation:
-            return False
-        link.pump()
-        return not link.closed
-
-    def plan_bell(self) -> int:
-        """See ``Cache``."""
-        link = self.flows.link
-        if link is None or link.welcome.bell is None:
-            raise Unavailable("this session has no bell: it has no buffer, or the daemon reads no plans", field="plan")
-        bell: int = link.welcome.bell.another()
-        return bell
 
     def device_tensor(self) -> Any:
         """DEVICE as a flat uint8 torch tensor on its GPU; None where it is shared memory, which ``memory`` has.

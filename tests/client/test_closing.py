@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 
+import grpc
 import pytest
 
-from kvstore.client import Client, ClientOptions
+from kvstore.client import AsyncClient, Client, ClientOptions, Control
 from kvstore.core.errors import Unavailable
 from tests.client.harness import DaemonProcess, blocks_of, chain, small_spec
 
@@ -89,3 +91,24 @@ def test_a_lease_granted_shorter_than_asked_is_taken_as_granted(tmp_path):
                 assert views.lease.ttl_s == 5
     finally:
         process.stop()
+
+
+def test_close_ends_the_links_of_connects_that_were_cancelled(daemon):
+    """A loop that ends right after ``close`` would cancel the ends of links before they begin."""
+
+    async def run():
+        client = AsyncClient(daemon.socket, ClientOptions(control=Control.GRPC, buffer_bytes=0))
+        await client.open_namespace(small_spec())
+        links = set(client._links)
+        for _ in range(3):
+            client.flows.drop()
+            connecting = asyncio.create_task(client.connect())
+            while client._links <= links:
+                await asyncio.sleep(0)
+            links |= client._links
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+        await client.close()
+        return [link._channel.get_state() for link in links]
+
+    assert asyncio.run(run()) == [grpc.ChannelConnectivity.SHUTDOWN] * 4

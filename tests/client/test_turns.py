@@ -119,7 +119,8 @@ def test_asyncio_has_as_many_streams_as_the_daemon_says_and_a_cancelled_one_give
     daemon = Daemon(writes_max=3)
 
     async def run(address):
-        link = await AsyncGrpcConnection.open_remote(address, ClientOptions())
+        link = AsyncGrpcConnection(address, None)
+        await link.open(ClientOptions())
         calls = [asyncio.create_task(link.upload(WRITE, iter([b"x"]), 30.0)) for _ in range(9)]
         for _ in range(3):
             await asyncio.to_thread(daemon.begun.acquire)
@@ -143,7 +144,8 @@ def test_a_session_whose_daemon_has_gone_leaves_no_channel_that_would_find_the_n
 
     async def run():
         with daemon.serve() as address:
-            link = await AsyncGrpcConnection.open_remote(address, ClientOptions())
+            link = AsyncGrpcConnection(address, None)
+            await link.open(ClientOptions())
         with pytest.raises(Unavailable):
             await link.call("kvstore.v1.Sessions/Keepalive", b"", 5.0)
         assert link.closed
@@ -158,7 +160,8 @@ def test_calls_beyond_the_turns_are_not_sent_and_a_cancelled_one_never_is():
     daemon = Daemon(writes_max=1)
 
     async def run(address):
-        link = await AsyncGrpcConnection.open_remote(address, ClientOptions())
+        link = AsyncGrpcConnection(address, None)
+        await link.open(ClientOptions())
         calls = [asyncio.create_task(link.call("kvstore.v1.Cache/Match", b"", 30.0)) for _ in range(CALLS_MAX + 20)]
         for _ in range(CALLS_MAX):
             await asyncio.to_thread(daemon.begun.acquire)
@@ -195,7 +198,8 @@ def test_who_has_no_turn_in_time_is_told_so():
     daemon = Daemon(writes_max=1)
 
     async def run(address):
-        link = await AsyncGrpcConnection.open_remote(address, ClientOptions())
+        link = AsyncGrpcConnection(address, None)
+        await link.open(ClientOptions())
         first = asyncio.create_task(link.upload(WRITE, iter([b"x"]), 30.0))
         await asyncio.to_thread(daemon.begun.acquire)
         with pytest.raises(DeadlineExceeded, match="no turn"):
@@ -216,7 +220,8 @@ def test_a_stream_that_the_daemon_ends_while_it_is_sent_has_the_daemons_word():
     daemon.answer = lambda context: context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
 
     async def run(address):
-        link = await AsyncGrpcConnection.open_remote(address, ClientOptions())
+        link = AsyncGrpcConnection(address, None)
+        await link.open(ClientOptions())
         messages = [bytes(1 << 20)] * 4
         calls = (link.upload(WRITE, iter(messages), 30.0) for _ in range(100))
         ends = await asyncio.gather(*calls, return_exceptions=True)
