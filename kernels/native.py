@@ -34,6 +34,9 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | mmap.mmap | np.ndarray[Any
 LEVELS: Final = ("avx512", "avx2", "portable")
 """Instruction-set levels, best first; a machine offers those that it and the build support."""
 
+INTERFACE: Final = 1
+"""Of the extension's functions, as ``native/module.cpp`` has it too; with another one the extension is not used."""
+
 _FORMATS: Final = {"float16": 0, "bfloat16": 1, "float32": 2, "int8": 3}
 _NOTE: Final = Path(__file__).with_name("_native_failed.txt")
 
@@ -70,12 +73,17 @@ COPY_KINDS: Final = ("small", "small with checksum", "large", "large with checks
 def _extension() -> ModuleType | str:
     """The extension module, or why it can not be imported."""
     try:
-        return importlib.import_module("kvstore.kernels._native")
+        found = importlib.import_module("kvstore.kernels._native")
     except ImportError as error:
         built = _NOTE.read_text().strip() if _NOTE.exists() else "it was not built"
         reason = f"{built} ({error})"
-        log.warning("C++ kernels are absent, the slower torch path is used: %s", reason)
-        return reason
+    else:
+        has = getattr(found, "INTERFACE", 0)
+        if has == INTERFACE:
+            return found
+        reason = f"the extension was built from other sources (interface {has}, wanted {INTERFACE}); build it again"
+    log.warning("C++ kernels are absent, the slower torch path is used: %s", reason)
+    return reason
 
 
 def native_status() -> NativeStatus:
@@ -114,14 +122,6 @@ def extension() -> ModuleType:
 def _shape(geometry: SliceGeometry, codec: str) -> tuple[int, int, int, int]:
     name = geometry.dtype if codec == "raw" else codec
     return geometry.kv_heads, geometry.head_dim, geometry.block_tokens, _FORMATS[name]
-
-
-def index_missing() -> str | None:
-    """Why there is no index in C++; None where there is one. An extension that was built before it came has none."""
-    found = _extension()
-    if isinstance(found, str):
-        return found
-    return None if hasattr(found, "Index") else "the extension is older than this code: build it again"
 
 
 def index(tiers: Sequence[int]) -> Any:

@@ -260,7 +260,11 @@ void set_thread_count(int count) {
 
 }  // namespace
 
+// What kernels/native.py asks for as INTERFACE. Raise both where a function, its arguments or its meaning change.
+constexpr int kInterface = 1;
+
 PYBIND11_MODULE(_native, module) {
+    module.attr("INTERFACE") = kInterface;
     module.attr("MAX_SIDE") = kv::kMaxSide;
     kv::define_index(module);
     module.def("levels", &levels);

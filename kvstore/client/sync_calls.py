@@ -223,7 +223,8 @@ class SyncCalls(ABC):
 
         Each payload is a contiguous buffer of ``layers * raw_slice_bytes`` bytes, raw whatever the codec, read before
         the call returns. HIT where the block is resident now (``existed`` where it was before) and, if that was asked
-        for, durable; else MISS and why. More than the session's buffer holds goes through it in windows.
+        for, durable; BUSY where HOST is full of blocks that wait for storage; else MISS and why. More than the
+        session's buffer holds goes through it in windows.
         """
         return self.drive(self.flows.puts.put(namespace_id, blocks, remote=self.remote))
 

@@ -44,12 +44,39 @@ def no_extension(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", refuse)
+    yield from _asked_anew()
+
+
+@pytest.fixture
+def older_extension(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One that was built before the functions that this code calls came."""
+    monkeypatch.setattr(importlib.import_module("kvstore.kernels._native"), "INTERFACE", native.INTERFACE - 1)
+    yield from _asked_anew()
+
+
+def _asked_anew() -> Iterator[None]:
     known = (native._extension, native.available, native._module)
     for answer in known:
         answer.cache_clear()
     yield
     for answer in known:
         answer.cache_clear()
+
+
+@needs_native
+def test_an_extension_of_other_sources_is_not_used(older_extension: None, caplog: pytest.LogCaptureFixture) -> None:
+    assert not native.available()
+    assert "build it again" in caplog.text
+    assert "build it again" in (native.native_status().reason or "")
+
+
+@needs_native
+def test_the_interface_number_goes_with_what_the_extension_has() -> None:
+    """Where this fails, functions came or went: raise INTERFACE (native.py, module.cpp) and count them here."""
+    found = native.extension()
+    names = [name for name in vars(found) if not name.startswith("__")]
+    methods = [name for name in vars(found.Index) if not name.startswith("__")]
+    assert (found.INTERFACE, len(names), len(methods)) == (1, 25, 36)
 
 
 def test_without_the_extension_everything_still_works(no_extension: None, caplog: pytest.LogCaptureFixture) -> None:

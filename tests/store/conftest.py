@@ -24,7 +24,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     if named is not None:
         metafunc.parametrize("index_form", [named], indirect=True)
-    elif file in BOTH_FORMS and native.index_missing() is None:
+    elif file in BOTH_FORMS and native.available():
         metafunc.parametrize("index_form", ["native", "python"], indirect=True)
 
 

@@ -26,7 +26,7 @@ from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import SPEC, World
 from kvstore.tiers.base import RecoveredBlock
 
-pytestmark = pytest.mark.skipif(native.index_missing() is not None, reason=f"no native index: {native.index_missing()}")
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native index: {native.native_status().reason}")
 
 TIERS = (Tier.HOST, Tier.SSD)
 COLUMNS = ("parent", "namespace", "residency", "codec", "depth", "children", "hits", "last_use")
@@ -319,7 +319,7 @@ def test_what_is_wrong_is_refused_and_reads_no_other_memory():
 
 
 def test_without_the_extension_or_the_address_space_the_reference_is_taken_and_the_log_says_so(monkeypatch, caplog):
-    monkeypatch.setattr(native, "index_missing", lambda: "it was not built")
+    monkeypatch.setattr(native, "native_status", lambda: native.NativeStatus((), "it was not built"))
     found = forms.make_index(TIERS)
     assert (found.form, type(found)) == ("python", BlockIndex)
     assert "it was not built" in caplog.text

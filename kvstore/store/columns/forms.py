@@ -24,7 +24,7 @@ def make_index(tiers: Iterable[Tier]) -> BlockIndex:
     """An empty index. Native, unless the extension is absent or the system refuses the address space: the log says."""
     if _only:
         return FORMS[_only[-1]](tiers)
-    reason = native.index_missing()
+    reason = native.native_status().reason
     if reason is None:
         try:
             return NativeIndex(tiers)
