@@ -23,6 +23,7 @@ from kvstore.core.clock import Clock, MonotonicClock
 from kvstore.core.errors import KVStoreError
 from kvstore.core.types import JobId, SessionId
 from kvstore.daemon.build import Tiers, build_store, build_tiers, naming
+from kvstore.daemon.collector import Collector
 from kvstore.daemon.config import Config, format_size, notify_address
 from kvstore.daemon.metrics import Snapshot
 from kvstore.daemon.notify import notify
@@ -228,9 +229,12 @@ class Daemon:
         self._stop.set()
 
     async def _expire(self, sessions: Sessions, dispatcher: Dispatcher) -> None:
-        """End remote sessions that missed their keepalive. A failure is logged and the next round goes on."""
+        """End remote sessions that missed their keepalive, and collect garbage in quiet moments. A failure is logged
+        and the next round goes on."""
+        collector = Collector(self._clock)
         while True:
             await asyncio.sleep(EXPIRY_PERIOD_S)
+            collector.tick(quiet=dispatcher.quiet)
             try:
                 # Off the loop: what they held is given back.
                 ended = await dispatcher.work(sessions.expire)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import logging
 import sys
@@ -15,6 +14,7 @@ import typer
 
 from kvstore import __version__
 from kvstore.core.errors import InvalidArgument, KVStoreError
+from kvstore.daemon.collector import keep_to_the_young
 from kvstore.daemon.config import Config, describe, load, print_config
 from kvstore.daemon.daemon import Daemon
 from kvstore.daemon.logs import set_up_logging
@@ -99,20 +99,10 @@ def _run(config: Config) -> None:
     try:
         turns = Turns()
         with asyncio.Runner(loop_factory=partial(measured_loop, turns)) as runner:
-            runner.run(Daemon(config, turns=turns, on_ready=keep_out_of_collections).run())
+            runner.run(Daemon(config, turns=turns, on_ready=keep_to_the_young).run())
     except (KVStoreError, OSError) as error:
         log.error("not started, or ended: %s", error)
         raise typer.Exit(EXIT_START) from error
-
-
-def keep_out_of_collections() -> None:
-    """What is there at the start stays: Python's collector need not look at it again and again.
-
-    It is most of the heap, and a collection of all of it stops every thread, that of the loop and whoever holds the
-    store's lock, for 40 ms and more. What comes later is looked at as usual.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def main() -> None:

@@ -59,6 +59,11 @@ class Dispatcher:
         self._pools = (self._work, self._wait, self._admin)
         self.times = CallTimes()
 
+    @property
+    def quiet(self) -> bool:
+        """Whether no call waits for a thread or runs in one."""
+        return not any(pool.calls for pool in self._pools)
+
     def begin(
         self, name: str, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop, done: Done
     ) -> Message | Job:

@@ -6,7 +6,9 @@ import asyncio
 import subprocess
 import sys
 
+from kvstore.core.clock import ManualClock
 from kvstore.core.durations import BOUNDS_MS
+from kvstore.daemon.collector import PERIOD_S, PERIOD_S_MAX, Collector
 from kvstore.daemon.turns import Turns, measured_loop
 
 
@@ -49,8 +51,26 @@ def test_what_holds_the_loop_is_seen_and_waiting_is_not():
 
 
 def test_what_is_there_at_the_start_is_no_part_of_later_collections():
-    code = "import gc; from kvstore.daemon import main; main.keep_out_of_collections()"
+    code = "import gc; from kvstore.daemon.collector import keep_to_the_young; keep_to_the_young()"
     code += "; print(gc.get_freeze_count(), len(gc.get_objects()))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     frozen, left = map(int, ran.stdout.split())
     assert frozen > 10 * left
+
+
+def test_collections_by_themselves_are_of_young_objects_only():
+    code = "import gc; from kvstore.daemon.collector import keep_to_the_young; keep_to_the_young(); seen = set(); "
+    code += "gc.callbacks.append(lambda phase, info: seen.add(info['generation'])); "
+    code += "kept = [[] for _ in range(1_000_000)]; print(sorted(seen))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[0, 1]\n"
+
+
+def test_everything_is_collected_in_quiet_moments_and_at_last_in_others():
+    clock = ManualClock()
+    collector = Collector(clock)
+    told = []
+    for seconds, quiet in [(PERIOD_S - 1, True), (1, False), (0, True), (PERIOD_S_MAX - 1, False), (1, False)]:
+        clock.advance(seconds)
+        told.append(collector.tick(quiet=quiet))
+    assert told == [False, False, True, False, True]

@@ -118,7 +118,7 @@ class World:
         status = admin_pb2.StatusResponse.FromString(reply)
         status.ClearField("uptime_seconds")
         # How long something took is no state: on a busy machine any turn of the loop may be a long one.
-        for name in [name for name in status.counters if name.startswith(("loop_turn", "locked_section"))]:
+        for name in [name for name in status.counters if name.startswith(("loop_turn", "loop_work", "locked_"))]:
             del status.counters[name]
         return status
 

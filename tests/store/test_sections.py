@@ -19,8 +19,8 @@ from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 
 BLOCKS = 1024
-CALLS_MAX = 12_800
-"""Calls of functions in one section: about 100 for each of 128 blocks. In one go all blocks take several times that."""
+CALLS_MAX = 6_400
+"""Calls of functions in one section: about 100 for each of 64 blocks. In one go all blocks take several times that."""
 
 
 @pytest.fixture
@@ -206,6 +206,57 @@ def test_a_fetch_whose_lease_ends_between_its_sections_holds_nothing(world, keys
     world.store.tick()
     counters = world.store.status().counters
     assert (counters["copies_pinned"], counters["blocks_held"]) == (0, 0)
+
+
+def test_holds_of_many_blocks_and_their_release_by_name(world, sections, keys):
+    world.cache.commit(world.namespace_id, reserved(world, keys))
+    lease = world.cache.grant_lease("all", 60_000)
+    sections.clear()
+    assert world.cache.hold(lease, world.namespace_id, keys) == (True,) * BLOCKS
+    assert len(sections.calls) > BLOCKS // SECTION_THINGS
+    sections.clear()
+    assert world.cache.release(lease, world.namespace_id, keys) == BLOCKS
+    assert len(sections.calls) > BLOCKS // SECTION_THINGS
+    assert max(sections.calls) <= CALLS_MAX
+    assert world.store.status().counters["blocks_held"] == 0
+
+
+def test_a_hold_whose_lease_ends_between_its_sections_holds_nothing(world, keys, monkeypatch):
+    world.cache.commit(world.namespace_id, reserved(world, keys))
+    lease, state = world.cache.grant_lease("short", 1000), world.store._state
+    locked = state.locked
+
+    @contextmanager
+    def expires_after_it():
+        with locked() as book:
+            yield book
+        world.clock.advance(2)
+
+    monkeypatch.setattr(state, "locked", expires_after_it)
+    with pytest.raises(UnknownLease):
+        world.cache.hold(lease, world.namespace_id, keys)
+    monkeypatch.undo()
+    world.store.tick()
+    assert world.store.status().counters["blocks_held"] == 0
+
+
+@pytest.mark.parametrize("how", ["the session ends", "the lease ends"])
+def test_a_job_of_many_blocks_that_nobody_can_use_any_more_ends_in_sections(world, sections, keys, how):
+    world.cache.commit(world.namespace_id, reserved(world, keys), durability=Durability.DURABLE)
+    world.store.evict(Tier.HOST, namespace_id=world.namespace_id, keys=keys)
+    session = world.session("reader")
+    lease = session.grant_lease("all", 60_000)
+    job = session.fetch(world.namespace_id, keys, Target.HOST, lease_id=lease).job_id
+    assert world.store.status().counters["blocks_held"] == BLOCKS
+    sections.clear()
+    if how == "the lease ends":
+        session.release(lease)
+        assert session.wait_job(job, 0).outcomes == (Outcome.MISS,) * BLOCKS
+    session.close()
+    assert max(sections.calls) <= CALLS_MAX
+    assert world.store.status().counters["blocks_held"] == 0
+    world.store.run_pending()
+    assert world.store.status().counters["copies_pinned"] == 0
 
 
 @pytest.mark.parametrize("how", ["expiry", "close", "release whose caller goes"])

@@ -83,7 +83,11 @@ class Fuzzer:
 def turns(ground: Ground) -> None:
     """Say how long the daemon's event loop was held: on a busy machine that counts what others took, too."""
     counters = ground.daemon.status().counters
-    held = [f"{name} {counters[name]}" for name in sorted(counters) if name.startswith(("loop_turn", "loop_work"))]
+    held = [
+        f"{name} {counters[name]}"
+        for name in sorted(counters)
+        if name.startswith(("loop_turn", "loop_work", "locked_"))
+    ]
     print("the event loop: " + ", ".join(held), flush=True)
 
 

@@ -75,6 +75,7 @@ def _held(printer: Printer, answer: admin_pb2.StatusResponse) -> None:
         ("turns of the loop", "loop_turns", "loop_turn"),
         ("their CPU time", "loop_work", "loop_work"),
         ("locked sections", "locked_sections", "locked_section"),
+        ("their CPU time", "locked_work", "locked_work"),
     ):
         if f"{one}_longest_us" in counters:
             over = ", ".join(f"{text.count(counters[f'{many}_over_{bound}_ms'])} over {bound}" for bound in BOUNDS_MS)

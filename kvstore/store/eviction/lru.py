@@ -14,11 +14,15 @@ Guarded by the store's lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from kvstore.core.types import Tier
 from kvstore.store.columns.index import NONE, UNLISTED, BlockIndex
 from kvstore.store.eviction.contract import Choice
+
+YOUNG_MAX: Final = 64
+"""Leaves too young to go that a walk over storage passes before it looks for chains to break."""
 
 
 class LruList:
@@ -52,6 +56,10 @@ class LruList:
     def is_aside(self, slot: int) -> bool:
         """Whether a slot is set aside."""
         return slot in self._aside
+
+    def from_aside(self) -> Iterator[int]:
+        """The slots that are set aside, in the order of ``aside``; nothing is brought back meanwhile."""
+        return iter(self._aside)
 
     def first_aside(self) -> int:
         """Slot that was set aside first, or NONE."""
@@ -141,9 +149,22 @@ class LruList:
         """The coldest leaves, each followed by its parent where that has become one. Then, where a chain may break, the
         oldest blocks whatever hangs under them, and last the leaves that are too young to go before those."""
         young: list[int] = []
-        limit = self._middle_age() if choice.may_break else None
+        cursor = self._walk(choice, self.coldest, self._middle_age() if choice.may_break else None, young)
+        if not choice.done:
+            choice.take_anyway(self.from_aside())
+        for slot in young:
+            if choice.done:
+                return
+            choice.take(slot)
+        if cursor != NONE:
+            self._walk(choice, cursor, None, [])
+            if not choice.done:
+                choice.take_anyway(self.from_aside())
+
+    def _walk(self, choice: Choice, cursor: int, limit: int | None, young: list[int]) -> int:
+        """Offer what is listed from a slot on, until it is enough. Leaves used after ``limit`` are left for ``young``;
+        where many came, those after them are no older, and are left, too. Where it stopped, NONE at the hot end."""
         uncovered: list[int] = []
-        cursor = self.coldest
         while not choice.done:
             if uncovered:
                 slot = uncovered.pop()
@@ -153,18 +174,15 @@ class LruList:
                 break
             if limit is not None and self._last_use[slot] > limit and not self._kids[slot]:
                 young.append(slot)
+                if len(young) >= YOUNG_MAX:
+                    break
             elif not choice.take(slot):
                 if not choice.done and not self.is_aside(slot):
                     self.set_aside(slot)
             elif self.is_aside(choice.uncovered):
                 # It had been set aside for its children, and was colder than all that is listed: it is next.
                 uncovered.append(choice.uncovered)
-        if not choice.done:
-            choice.take_anyway(list(self.aside))
-        for slot in young:
-            if choice.done:
-                return
-            choice.take(slot)
+        return cursor
 
     def _middle_age(self) -> int:
         """The last use half way between the coldest and the hottest copy's. A leaf after that is likely to be the end

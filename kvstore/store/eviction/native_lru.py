@@ -6,7 +6,7 @@ told later. What goes first is chosen by the same code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvstore.core.types import Tier
 from kvstore.store.columns.index import UNLISTED
@@ -41,6 +41,13 @@ class NativeLru(LruList):
     def is_aside(self, slot: int) -> bool:
         """See ``LruList``."""
         return slot >= 0 and bool(self._core.is_aside(self._number, slot))
+
+    def from_aside(self) -> Iterator[int]:
+        """See ``LruList``."""
+        slot = self.first_aside()
+        while slot >= 0:
+            yield slot
+            slot = self._hotter[slot]
 
     def first_aside(self) -> int:
         """See ``LruList``."""

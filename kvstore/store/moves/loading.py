@@ -17,7 +17,7 @@ from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.store.tables.owners import Lease, Owner
 from kvstore.store.tables.places import place_of
-from kvstore.store.tables.state import State
+from kvstore.store.tables.state import State, parts
 from kvstore.tiers.base import Arena, BlockRead, DiskHandle, ReadStatus
 
 CHUNK_BLOCKS: Final = 64
@@ -114,7 +114,7 @@ class Loading:
         """The work of a load for a mover. ``finish`` is called once at its end, lock held, whatever happens."""
 
         def run() -> None:
-            with self._state.locked() as book:
+            with self._state.locked():
                 if load.over:
                     return
                 load.begun = True
@@ -123,22 +123,28 @@ class Loading:
                     if not self._abandoned(load):
                         self._move(load, load.moving[begin : begin + CHUNK_BLOCKS])
             finally:
-                with self._state.locked() as book:
-                    self._end(book, load, finish)
+                self._end(load, finish)
 
         return run
 
-    def cancel(self, book: Book, load: Load, finish: Callable[[Book], None]) -> None:
-        """End a load that nobody can use any more, if it has not begun: else it ends after its next step."""
+    def cancel(self, load: Load, finish: Callable[[Book], None]) -> None:
+        """End a load that nobody can use any more, if it has not begun: else it ends after its next step. Called with
+        the lock held; what the load holds is given back after the section."""
         if not load.begun and not load.over:
-            self._end(book, load, finish)
+            load.over = True
+            self._state.afterwards(lambda: self._end(load, finish))
 
-    def _end(self, book: Book, load: Load, finish: Callable[[Book], None]) -> None:
+    def _end(self, load: Load, finish: Callable[[Book], None]) -> None:
+        """Settle what is pending and let go of the blocks that were held, in sections that others can come between."""
         load.over = True
-        for position in load.moving:
-            if load.pending(position):
-                load.settle(position, Outcome.MISS, Reason.DROPPED)
-        finish(book)
+        for part in parts(load.moving):
+            with self._state.locked() as book:
+                for position in part:
+                    if load.pending(position):
+                        load.settle(position, Outcome.MISS, Reason.DROPPED)
+                    book.unhold(load.slots[position])
+        with self._state.locked() as book:
+            finish(book)
 
     def _abandoned(self, load: Load) -> bool:
         """Whether nobody can use the rest: the session or the lease has ended."""

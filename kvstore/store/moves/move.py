@@ -21,7 +21,7 @@ from kvstore.store.moves.vain import Vain
 from kvstore.store.moves.victims import Verdict, Victim
 from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.namespaces import Namespace
-from kvstore.store.tables.state import State, parts
+from kvstore.store.tables.state import SECTION, State, parts
 from kvstore.tiers.base import DeviceArena
 from kvstore.tiers.maintained import Maintained
 
@@ -70,12 +70,16 @@ class Movement:
 
     def take(self, tier: Tier, nbytes: int) -> int | None:
         """A range of an arena; demotes and drops what has to go. None if nothing more can go."""
+        arena = self.state.arenas[tier]
         for _ in range(ROUNDS_MAX):
             with self.state.locked() as book:
-                offset = self.space.allocate(book, tier, nbytes)
+                offset = arena.allocate(nbytes)
+                victims = self._choose(book, tier, nbytes) if offset is None else []
+                if offset is None and victims == []:
+                    offset = arena.allocate(nbytes)
             if offset is not None:
                 return offset
-            if not self.make_room(tier, nbytes):
+            if victims is None or (victims and not self._demote_and_drop(tier, victims)):
                 return None
         return None
 
@@ -86,20 +90,28 @@ class Movement:
         """
         for _ in range(ROUNDS_MAX):
             with self.state.locked() as book:
-                victims = self.space.gather(book, tier, nbytes, demote=True, total=total, limit=limit)
-                if victims is None:
-                    return False
-                if not any(victim.demote for victim in victims):
-                    self.space.drop(book, tier, victims)
-                    return True
-                for victim in victims:
-                    book.io_begin(victim.slot, tier)
-            gone = self._demote_and_drop(tier, victims)
+                victims = self._choose(book, tier, nbytes, total=total, limit=limit)
+            if victims is None:
+                return False
+            gone = self._demote_and_drop(tier, victims) if victims else 0
             if gone == len(victims):
                 return True
             if gone == 0:
                 return False
         return False
+
+    def _choose(
+        self, book: Book, tier: Tier, nbytes: int, *, total: bool = False, limit: int = 1 << 30
+    ) -> list[Victim] | None:
+        """Who has to go: dropped at once (then the list is empty) where one section has time for it and nothing is
+        demoted; else under I/O, for ``_demote_and_drop``. None if there are not enough."""
+        victims = self.space.gather(book, tier, nbytes, demote=True, total=total, limit=limit)
+        if victims is not None and len(victims) <= SECTION and not any(victim.demote for victim in victims):
+            self.space.drop(book, tier, victims)
+            return []
+        for victim in victims or ():
+            book.io_begin(victim.slot, tier)
+        return victims
 
     def evict_one(self, slot: int, tier: Tier) -> Outcome:
         """Drop one named copy, demoted first if need be: HIT, MISS if it is not there, BUSY if it has to stay.
@@ -126,16 +138,22 @@ class Movement:
         try:
             failures = self.demotions[tier]([victim.slot for victim in victims if victim.demote])
         finally:
-            with self.state.locked() as book:
-                gone = 0
-                for victim in victims:
-                    # The number must outlive the end of the I/O, which may free the slot of a removed block.
-                    book.ref(victim.slot)
-                    book.io_end(victim.slot, tier)
-                for victim in victims:
-                    gone += self._drop_demoted(book, tier, victim, failed=victim.slot in failures)
-                    book.unref(victim.slot)
-                self.state.changed.notify_all()
+            gone = 0
+            for part in parts(victims):
+                with self.state.locked() as book:
+                    gone += self._end_demotion(book, tier, part, failures)
+        return gone
+
+    def _end_demotion(self, book: Book, tier: Tier, victims: Sequence[Victim], failures: Failures) -> int:
+        gone = 0
+        for victim in victims:
+            # The number must outlive the end of the I/O, which may free the slot of a removed block.
+            book.ref(victim.slot)
+            book.io_end(victim.slot, tier)
+        for victim in victims:
+            gone += self._drop_demoted(book, tier, victim, failed=victim.slot in failures)
+            book.unref(victim.slot)
+        self.state.changed.notify_all()
         return gone
 
     def reclaim(self, tier: Tier, nbytes: int) -> bool:

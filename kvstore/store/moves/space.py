@@ -15,12 +15,15 @@ from kvstore.kernels.layout import align_up
 from kvstore.store.columns.index import NONE, PAGE
 from kvstore.store.moves.victims import Holes, Verdict, Victim, Victims
 from kvstore.store.tables.book import Book, copy_number
-from kvstore.store.tables.state import State
+from kvstore.store.tables.state import SECTION, State
 
 ANCHORS: Final = 8
 """Copies around which a run of neighbours is sought when one large block needs room among small ones."""
 
 NEVER: Final = 1 << 32
+
+GATHERED_MAX: Final = 4
+"""Holes that one section makes for large blocks among small ones: each is the work of dozens of drops."""
 
 
 class Space:
@@ -33,19 +36,21 @@ class Space:
 
     def allocate(self, book: Book, tier: Tier, nbytes: int) -> int | None:
         """A range of an arena, dropping the coldest copies that have a colder one. None if that is not enough: what
-        needs demotion is left to whoever may wait (``Movement.take``), or to the reclaimer (``Queues.want_room``)."""
+        needs demotion, or more drops than one section has time for, is left to whoever may wait (``Movement.take``), or
+        to the reclaimer (``Queues.want_room``)."""
         arena = self._state.arenas[tier]
         offset = arena.allocate(nbytes)
         if offset is None:
             victims = self.gather(book, tier, nbytes, demote=False)
-            if victims is None:
+            if victims is None or len(victims) > SECTION:
                 return None
             self.drop(book, tier, victims)
             offset = arena.allocate(nbytes)
         return offset
 
     def allocate_all(self, book: Book, tier: Tier, sizes: Sequence[int]) -> list[int | None]:
-        """``allocate`` for many ranges, whose victims are gathered together; None from the first that has no room."""
+        """``allocate`` for many ranges, whose victims are gathered together; None from the first that has no room, or
+        that one locked section has no time to make it for."""
         arena = self._state.arenas[tier]
         found: list[int | None] = []
         for nbytes in sizes:
@@ -56,11 +61,15 @@ class Space:
         if len(found) < len(sizes):
             # Holes of the right size nearly always, since blocks of one size replace each other; else one by one.
             left = sum(align_up(nbytes, PAGE) for nbytes in sizes[len(found) :])
-            victims = self.gather(book, tier, left, demote=False, total=True) or []
+            victims = self.gather(book, tier, left, demote=False, total=True, limit=SECTION) or []
             if all(victim.nbytes >= max(sizes) for victim in victims):
                 self.drop(book, tier, victims)
+        gathered = 0
         for nbytes in sizes[len(found) :]:
-            offset = self.allocate(book, tier, nbytes)
+            offset = arena.allocate(nbytes)
+            if offset is None and gathered < GATHERED_MAX:
+                gathered += 1
+                offset = self.allocate(book, tier, nbytes)
             if offset is None:
                 break
             found.append(offset)

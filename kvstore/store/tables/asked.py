@@ -5,6 +5,7 @@ Counted once a call and not once a key: a run that is found whole takes one pass
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final, Protocol
 
@@ -32,12 +33,11 @@ def count_found(counters: Counters, residency: bytes) -> None:
 
 def count_refused(counters: Counters, result: FetchResult, positions: Iterable[int]) -> None:
     """Of these keys of a fetch, those whose answer is final and no HIT."""
-    for position in positions:
-        outcome = result.outcomes[position]
-        if outcome is Outcome.MISS:
-            counters.count(f"fetch_missed_{result.reasons[position].name.lower()}")
-        elif outcome is Outcome.BUSY:
-            counters.count("fetch_busy")
+    refused = Counter(
+        (result.outcomes[p], result.reasons[p]) for p in positions if result.outcomes[p] in (Outcome.MISS, Outcome.BUSY)
+    )
+    for (outcome, reason), count in refused.items():
+        counters.count("fetch_busy" if outcome is Outcome.BUSY else f"fetch_missed_{reason.name.lower()}", count)
 
 
 class PutEntry(Protocol):

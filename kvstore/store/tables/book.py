@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 from kvstore.core.clock import Clock
 from kvstore.core.types import TIERS_MAX, BlockKey, BlockName, Codec, Reason, Tier
@@ -26,9 +27,12 @@ from kvstore.store.tables.namespaces import Namespace, NamespaceTable
 from kvstore.tiers.base import Arena, DiskHandle
 from kvstore.tiers.versions import NO_VERSIONS, Versions
 
-# Looked up by number on every fetch, where calling the enum would cost more than the rest of the step.
-
 _CAUSES = {Reason.EVICTED: "evicted", Reason.REMOVED: "removed", Reason.QUARANTINED: "quarantined"}
+
+_DROPPED: Final = {
+    (tier, cause): f"{tier.name.lower()}_{_CAUSES.get(cause, 'dropped')}" for tier in Tier for cause in Reason
+}
+"""Counters of copies that went. Looked up, since an enum's name costs as much as the rest of a drop."""
 
 
 class Book:
@@ -185,11 +189,11 @@ class Book:
         namespace = self.namespace(slot)
         self.account(namespace, tier, index.codec[slot], -1)
         namespace.evicted += cause is Reason.EVICTED
-        self.counters.count(f"{tier.name.lower()}_{_CAUSES.get(cause, 'dropped')}")
+        self.counters[_DROPPED[tier, cause]] += 1
         if copy.state is CopyState.DOOMED:
             self.doomed.setdefault(number, []).append(copy)
         else:
-            self.give_back(copy, self.name(slot))
+            self.give_back(copy, slot)
         parent = index.parent[slot]
         if parent >= 0:
             index.kids[tier][parent] -= 1
@@ -214,11 +218,11 @@ class Book:
                 self.drop(slot, tier, cause)
         self.unref(slot)
 
-    def give_back(self, copy: Copy, name: BlockName) -> None:
-        """Free the bytes of a copy of ``name`` that nothing uses any more."""
+    def give_back(self, copy: Copy, slot: int) -> None:
+        """Free the bytes of a copy of this slot's block that nothing uses any more."""
         arena = self.arenas.get(copy.tier)
         if arena is None:
-            self.dropped_handles.append((copy.tier, DiskHandle(copy.place), name))
+            self.dropped_handles.append((copy.tier, DiskHandle(copy.place), self.name(slot)))
         else:
             arena.free(copy.place, copy.nbytes)
 
@@ -309,7 +313,7 @@ class Book:
             else:
                 copy.advance(Event.FAIL)
         if copy.state is CopyState.ABSENT and copy.place != NONE:
-            self.give_back(copy, self.name(slot))
+            self.give_back(copy, slot)
         self.unref(slot)
         return copy.state is CopyState.READY
 
@@ -330,7 +334,7 @@ class Book:
             return
         for copy in self.doomed.pop(number, ()):
             copy.advance(Event.DRAIN)
-            self.give_back(copy, self.name(number >> TIER_BITS))
+            self.give_back(copy, number >> TIER_BITS)
         self._forget(number >> TIER_BITS)
 
     def _forget(self, slot: int) -> None:

@@ -35,7 +35,6 @@ from kvstore.core.types import (
 )
 from kvstore.store.columns.lifecycle import Copy
 from kvstore.store.config import StoreConfig
-from kvstore.store.tables.book import Book
 from kvstore.store.tables.namespaces import Namespace
 from kvstore.tiers.base import Arena
 
@@ -175,7 +174,7 @@ class Job:
     owner: Owner
     result: FetchResult
     lease: Lease | None = None
-    cancel: Callable[[Book], None] = field(default=lambda _book: None)
+    cancel: Callable[[], None] = field(default=lambda: None)
     """Ends the job at once if it has not begun."""
     done: threading.Event = field(default_factory=threading.Event)
     announce: bool = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import repeat
 from typing import Final, TypeVar
@@ -36,7 +36,7 @@ from kvstore.tiers.base import Arena, DiskHandle, DiskTier
 log = logging.getLogger(__name__)
 
 
-SECTION: Final = 128
+SECTION: Final = 64
 """Blocks of one call that are worked on in one locked section, so that others come between the sections of a long one.
 
 It is a few milliseconds' work; most calls have fewer.
@@ -45,10 +45,9 @@ It is a few milliseconds' work; most calls have fewer.
 T = TypeVar("T")
 
 
-def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def parts(items: Sequence[T]) -> list[Sequence[T]]:
     """What each section of a long call works on."""
-    for begin in range(0, len(items), SECTION):
-        yield items[begin : begin + SECTION]
+    return [items[begin : begin + SECTION] for begin in range(0, len(items), SECTION)]
 
 
 class State:
@@ -103,10 +102,10 @@ class State:
         """Within a locked section: let go of the lock until ``changed`` was notified and ``condition`` holds."""
         return self._section.wait_for(condition, seconds)
 
-    @property
-    def held(self) -> Durations:
-        """How long the lock was held by the sections that held it long."""
-        return self._section.durations
+    def held(self) -> dict[str, int]:
+        """How long sections held the lock, and for how much of it their thread ran, as counters."""
+        held, work = self._section.durations, self._section.work
+        return held.counters("locked_sections", "locked_section") | work.counters("locked_work", "locked_work")
 
     def after_section(
         self,
@@ -169,10 +168,13 @@ class _Section(AbstractContextManager[Book]):
         self._state = state
         self._lock = state.lock
         self._began = 0.0
+        self._worked = 0.0
         self.durations = Durations()
+        self.work = Durations()
 
     def __enter__(self) -> Book:
         self._lock.acquire()
+        self._worked = time.thread_time()
         self._began = time.perf_counter()
         return self._state._book
 
@@ -181,6 +183,7 @@ class _Section(AbstractContextManager[Book]):
         try:
             return self._state.changed.wait_for(condition, seconds)
         finally:
+            self._worked = time.thread_time()
             self._began = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
@@ -196,6 +199,7 @@ class _Section(AbstractContextManager[Book]):
             held_s = time.perf_counter() - self._began
             if held_s > NOTABLE_S:
                 self.durations.count(held_s)
+                self.work.count(time.thread_time() - self._worked)
         finally:
             self._lock.release()
         if dropped or later or told:

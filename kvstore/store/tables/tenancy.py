@@ -20,11 +20,11 @@ from kvstore.store.tables.state import State
 from kvstore.tiers.base import Arena
 from kvstore.tiers.versions import Versions
 
-SECTION_THINGS = 512
+SECTION_THINGS = 256
 """Leases, pins, holds, ranges and reservations given back in one locked section."""
 
 SECTION_JOBS = 16
-"""Jobs ended in one locked section, each of which may hold as many blocks as a call has keys."""
+"""Jobs ended in one locked section; the blocks that they hold are let go in sections after it."""
 
 OPERATOR_SESSIONS: Final = 16
 """Sessions without a buffer, of root or the daemon's own user, beyond ``sessions_max``."""
@@ -100,7 +100,7 @@ class Tenancy:
                 for job_id in tuple(islice(owner.jobs, SECTION_JOBS)):
                     job = state.owners.jobs[job_id]
                     state.owners.take_job(job)
-                    job.cancel(book)
+                    job.cancel()
                     job.done.set()
         with state.locked() as book:
             book.counters.count("sessions_ended")
@@ -241,16 +241,18 @@ class Tenancy:
     ) -> tuple[bool, ...]:
         """See ``Cache.hold``."""
         validate.check_keys(keys)
-        with self._state.locked() as book:
-            lease = self.lease(book, owner, lease_id)
-            namespace = owner.namespace(namespace_id)
-            held = []
-            for key in keys:
-                slot = book.resident(key, namespace)
-                held.append(slot != NONE)
-                if slot != NONE and slot not in lease.holds:
-                    lease.holds.add(slot)
-                    book.hold(slot)
+        held: list[bool] = []
+        for begin in range(0, len(keys) or 1, SECTION_THINGS):
+            with self._state.locked() as book:
+                lease = self.lease(book, owner, lease_id)
+                slot_of = book.index.slots(owner.namespace(namespace_id).number).get
+                for key in keys[begin : begin + SECTION_THINGS]:
+                    slot = slot_of(key, NONE)
+                    there = slot != NONE and book.index.residency[slot] != 0
+                    held.append(there)
+                    if there and slot not in lease.holds:
+                        lease.holds.add(slot)
+                        book.hold(slot)
         return tuple(held)
 
     def release(
@@ -261,10 +263,16 @@ class Tenancy:
         if keys and namespace_id is None:
             raise InvalidArgument("namespace_id", "empty", "the namespace of the keys")
         if namespace_id is not None:
-            with self._state.locked() as book:
-                return self._release_keys(book, self.lease(book, owner, lease_id), owner.namespace(namespace_id), keys)
-        released = self.begin_release(owner, lease_id)
-        return released if isinstance(released, int) else released()
+            released = 0
+            # Children first, as at the end of a lease.
+            backwards = keys[::-1]
+            for begin in range(0, len(keys) or 1, SECTION_THINGS):
+                with self._state.locked() as book:
+                    lease, namespace = self.lease(book, owner, lease_id), owner.namespace(namespace_id)
+                    released += self._release_keys(book, lease, namespace, backwards[begin : begin + SECTION_THINGS])
+            return released
+        begun = self.begin_release(owner, lease_id)
+        return begun if isinstance(begun, int) else begun()
 
     def begin_release(self, owner: Owner, lease_id: LeaseId) -> int | Callable[[], int]:
         """See ``Session.begin_release``."""
@@ -315,7 +323,7 @@ class Tenancy:
         lease.ended = True
         for job_id in tuple(lease.jobs):
             # What it was to pin nobody can have any more; one that has begun ends after its next step.
-            owners.jobs[job_id].cancel(book)
+            owners.jobs[job_id].cancel()
         # The buffer stays until its ranges were given back.
         lease.owner.buffer_io += 1
         owners.ending.append(lease)
@@ -357,8 +365,7 @@ class Tenancy:
         slot_of, pins = book.index.slots(namespace.number).get, lease.pins
         pinned: list[int] = []
         held: list[int] = []
-        # Children first, as at the end of a lease.
-        for key in reversed(keys):
+        for key in keys:
             slot = slot_of(key, NONE)
             if slot == NONE:
                 continue

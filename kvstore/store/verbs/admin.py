@@ -72,7 +72,7 @@ class Admin:
             counters["sessions_with_io"] = sum(owner.buffer_io > 0 for owner in owners.sessions.values())
             counters["buffer_used_bytes"] = sum(o.buffer.used_bytes for o in owners.sessions.values() if o.buffer)
             stored = {tier: self._tier(book, tier) for tier in state.storages}
-            counters.update(state.held.counters("locked_sections", "locked_section"))
+            counters.update(state.held())
         tiers += tuple(_with_disk(stored[tier], storage) for tier, storage in state.storages.items())
         counters["loads_queued"], counters["writes_queued"] = self._get.queued
         if health is not None:

@@ -38,7 +38,7 @@ JobDone = Callable[[SessionId, JobId, FetchResult], None]
 
 _TARGETS: Final = frozenset(Target)
 
-SECTION_KEYS: Final = 512
+SECTION_KEYS: Final = 256
 """Keys that one locked section looks up and pins."""
 
 
@@ -174,7 +174,7 @@ class Get:
         owners = state.owners
         job = Job(JobId(owners.next_id()), load.owner, load.result(), load.lease)
         task = self._loading.task(load, lambda book: self._finish(book, job, load))
-        job.cancel = lambda book: self._loading.cancel(book, load, lambda book: self._finish(book, job, load))
+        job.cancel = lambda: self._loading.cancel(load, lambda book: self._finish(book, job, load))
         if not owners.has_room("jobs", load.owner.peer, state.config) or not self._queues.submit_load(task):
             for i in load.moving:
                 book.unhold(load.slots[i])
@@ -195,8 +195,6 @@ class Get:
     def _finish(self, book: Book, job: Job, load: Load) -> None:
         """The job has its final answer."""
         state = self._state
-        for i in load.moving:
-            book.unhold(load.slots[i])
         self._tenancy.buffer_io_end(book, load.owner)
         job.result = load.result()
         if job.lease is not None:

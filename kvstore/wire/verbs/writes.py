@@ -30,7 +30,7 @@ from kvstore.wire.verbs.checks import arena_tier, different, name_of, wait_of
 FLUSH_MS: Final = 30_000
 """How long a flush that names no time may take."""
 
-INLINE_THINGS_MAX: Final = 1024
+INLINE_THINGS_MAX: Final = 256
 """Most reservations that are made or given back on the daemon's loop; more of them take long, though a request that
 asks for them is short."""
 
@@ -142,7 +142,7 @@ def _reserve(
             )
         )
 
-    return serve if count > INLINE_THINGS_MAX else serve()
+    return serve if max(count, len(keys)) > INLINE_THINGS_MAX else serve()
 
 
 def _reservations(result: ReserveResult) -> cache_pb2.ReserveResponse:
