@@ -22,6 +22,8 @@ CONTROL_BYTES: Final = 4096
 """Before the first slot of a ring."""
 SLOTS_MAX: Final = 62
 NO_BLOCK: Final = 0xFFFFFFFF
+MISSING: Final = "there are no C++ kernels here, which read plans (kvctl doctor says why)"
+"""Why plans are refused where ``available()`` is false."""
 PIECES_OFFSET: Final = 64
 PIECE_BYTES: Final = 64
 """Of what a ring tells of one piece; see ``PlanPiece`` there."""

@@ -119,6 +119,11 @@ class PlanKeys:
     reasons: tuple[Reason, ...]
     residency: tuple[int, ...]
 
+    @classmethod
+    def missed(cls, count: int) -> PlanKeys:
+        """The answer where there is no plan to ask."""
+        return cls((Outcome.MISS,) * count, (Reason.TIER_UNAVAILABLE,) * count, (0,) * count)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOpened:

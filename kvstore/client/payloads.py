@@ -15,7 +15,7 @@ from kvstore.cache import CommitEntry, CommitResult, FetchResult
 from kvstore.client.copying import Copies, as_bytes
 from kvstore.client.steps import Copying
 from kvstore.core.errors import InvalidArgument
-from kvstore.core.namespace import BlockLayout
+from kvstore.core.namespace import PAGE_BITS, BlockLayout
 from kvstore.core.types import Area, BlockKey, Busy, Codec, Durability, Outcome, Reason, Tier
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ but each part costs a call with a hop to a thread: 16 blocks of 1 MiB took 4.9 m
 
 Memory = Callable[[Area], memoryview]
 
-PAGE_BITS: Final = 12
 """Versions are of pages of 4,096 bytes."""
 
 

@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 
 from kvstore.cache import Cache, PlanKeys, PlanOpened, PlanPass
 from kvstore.core.errors import DeadlineExceeded, KVStoreError, Unavailable
+from kvstore.core.namespace import PAGE_BITS
 from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, Codec, NamespaceId, Outcome, Reason
 from kvstore.kernels.plan_engine import (
     CONTROL_BYTES,
+    MISSING,
     NO_BLOCK,
     PIECE_BYTES,
     PIECES_OFFSET,
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.1
 """How often a reader that waits looks whether its session still lives."""
 TIMEOUT_S: Final = 60.0
-PAGE_BITS: Final = 12
 
 _PIECE: Final = struct.Struct("<7I")
 _MASK: Final = 0xFFFFFFFF
@@ -145,7 +146,7 @@ class Plan:
         of misses.
         """
         if not available():
-            raise Unavailable("there are no C++ kernels here, which read plans (kvctl doctor says why)")
+            raise Unavailable(MISSING)
         first = list(keys[:BATCH_KEYS_MAX])
         opened = cache.open_plan(
             namespace_id, first, layers=layers, piece_bytes=piece_bytes, pieces=pieces, idle_ms=idle_ms
@@ -178,9 +179,7 @@ class Plan:
         for begin in range(0, len(keys), BATCH_KEYS_MAX):
             some = list(keys[begin : begin + BATCH_KEYS_MAX])
             if self._closed:
-                count = len(some)
-                missed = PlanKeys((Outcome.MISS,) * count, (Reason.TIER_UNAVAILABLE,) * count, (0,) * count)
-                self._enter(some, missed)
+                self._enter(some, PlanKeys.missed(len(some)))
             else:
                 self._enter(some, self._cache.extend_plan(self._opened.plan_id, some))
 

@@ -24,7 +24,10 @@ from kvstore.kernels.layout import DTYPE_BYTES, SLICE_ALIGNMENT, SliceGeometry, 
 
 NAMESPACE_TAG: Final = b"kvstore.namespace.v1\x00"
 LAYOUT_VERSION: Final = 1
-PAGE_BYTES: Final = 4096
+PAGE_BITS: Final = 12
+PAGE_BYTES: Final = 1 << PAGE_BITS
+"""Memory is handed out in pages, each of which has a version."""
+
 LAYERS_MAX: Final = 1024
 BLOCK_BYTES_MAX: Final = 1 << 30
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from kvstore.core.namespace import PAGE_BYTES
 from kvstore.core.types import TIERS_MAX, Area, BlockKey, Tier
 from kvstore.store.columns.index import NONE
 from kvstore.store.eviction.lru import LruList
 from kvstore.store.store import Store
 from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.state import State
-from kvstore.tiers.arena import PAGE
 
 
 def violations(store: Store) -> list[str]:
@@ -126,7 +126,7 @@ def _owners(state: State, book: Book) -> list[str]:
         for lease_id in session.leases:
             ranges += [n for some in owners.leases[lease_id].buffers.values() for _, n in some]
         used = session.buffer.used_bytes if session.buffer is not None else 0
-        if session.buffer_io == 0 and used != sum(-(-n // PAGE) * PAGE for n in ranges):
+        if session.buffer_io == 0 and used != sum(-(-n // PAGE_BYTES) * PAGE_BYTES for n in ranges):
             wrong.append(f"buffer of {session.name} has {used} bytes out for ranges {ranges}")
     if not owners.jobs:
         holds = Counter(slot for lease in leases for slot in lease.holds)

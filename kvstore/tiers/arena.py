@@ -15,11 +15,9 @@ import heapq
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from typing import Final
 
+from kvstore.core.namespace import PAGE_BYTES
 from kvstore.kernels.layout import align_up
-
-PAGE: Final = 4096
 
 
 class RangeAllocator:
@@ -27,7 +25,7 @@ class RangeAllocator:
 
     def __init__(self, capacity: int) -> None:
         self._lock = threading.Lock()
-        self.capacity = capacity // PAGE * PAGE
+        self.capacity = capacity // PAGE_BYTES * PAGE_BYTES
         self._used = 0
         self._taken: dict[int, int] = {}
         self._starts: dict[int, int] = {}
@@ -48,7 +46,7 @@ class RangeAllocator:
         """Offset of a range of ``nbytes`` rounded up to pages, or None if no hole is large enough."""
         if nbytes < 1:
             raise ValueError(f"nbytes is {nbytes}; a range has at least 1 byte")
-        size = align_up(nbytes, PAGE)
+        size = align_up(nbytes, PAGE_BYTES)
         with self._lock:
             loose = self._loose.get(size)
             start = loose.pop() if loose else self._cut(size)
@@ -62,7 +60,7 @@ class RangeAllocator:
 
         ``leaving`` is told offset and bytes before the range can be handed out again.
         """
-        size = align_up(nbytes, PAGE)
+        size = align_up(nbytes, PAGE_BYTES)
         with self._lock:
             if self._taken.get(offset) != size:
                 raise ValueError(f"{offset}+{nbytes} was not handed out; found {self._taken.get(offset)} bytes there")

@@ -222,6 +222,11 @@ class DiskState:
     """What it could fill as its filesystem is, or was a moment ago: its own bytes and those that nobody has. None: not
     known."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether it takes writes and answers reads."""
+        return self.state == "ready"
+
 
 class DiskTier(Protocol):
     """Storage that is asked: SSD, and what stands behind it. docs/format.md says how SSD meets it.

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.core.errors import Unavailable
+from kvstore.core.namespace import PAGE_BYTES
 from kvstore.kernels.layout import align_up
 
-PAGE: Final = 4096
 HUGE_PAGE: Final = 2 << 20
 SHMEM_ENABLED: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
@@ -56,7 +56,7 @@ def create(name: str, nbytes: int, *, populate: bool = True) -> SharedMemory:
     size = max(nbytes, 1)
     attempts: list[Callable[[], SharedMemory | None]] = [
         lambda: _hugetlb(name, align_up(size, HUGE_PAGE)),
-        lambda: _plain(name, align_up(size, PAGE), populate),
+        lambda: _plain(name, align_up(size, PAGE_BYTES), populate),
     ]
     for attempt in attempts:
         memory = attempt()

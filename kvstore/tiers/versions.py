@@ -18,7 +18,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-PAGE: Final = 4096
+from kvstore.core.namespace import PAGE_BYTES
+
 VERSION_BYTES: Final = 8
 
 
@@ -48,7 +49,7 @@ class VersionTable:
 
     def bump(self, offset: int, nbytes: int) -> None:
         """The range is about to be handed out again: every page of it gets its next version."""
-        self._pages[offset // PAGE : (offset + nbytes + PAGE - 1) // PAGE] += np.uint64(1)
+        self._pages[offset // PAGE_BYTES : (offset + nbytes + PAGE_BYTES - 1) // PAGE_BYTES] += np.uint64(1)
 
     def release(self) -> None:
         """Let the memory go."""
@@ -58,5 +59,5 @@ class VersionTable:
 
 def table_bytes(capacity_bytes: int) -> int:
     """Bytes of the table of an arena, a whole number of pages."""
-    nbytes = (capacity_bytes + PAGE - 1) // PAGE * VERSION_BYTES
-    return (nbytes + PAGE - 1) // PAGE * PAGE
+    nbytes = (capacity_bytes + PAGE_BYTES - 1) // PAGE_BYTES * VERSION_BYTES
+    return (nbytes + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES

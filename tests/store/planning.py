@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from kvstore.core.types import Durability, Outcome
-from kvstore.testing.world import SPEC, slice_of
+from kvstore.kernels import native
+from kvstore.testing.invariants import violations
+from kvstore.testing.world import SPEC, World, slice_of
 from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.tier import SsdTier
 
 LAYERS = SPEC.layers
+
+needs_native = pytest.mark.skipif(not native.available(), reason="plans are read by native code")
+
+
+@pytest.fixture(name="world")
+def world_over_ssd(tmp_path):
+    made = World(host_blocks=64, device_blocks=0, disk=ssd(tmp_path / "ssd"), buffer_bytes=1 << 20)
+    yield made
+    assert violations(made.store) == []
+    made.close()
 
 
 def ssd(folder, **more):

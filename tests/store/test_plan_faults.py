@@ -8,22 +8,13 @@ import pytest
 
 from kvstore.client.plan import Plan, PlanEnded
 from kvstore.core.types import Durability, Outcome, Reason, Tier
-from kvstore.kernels import native
 from kvstore.testing.invariants import violations
 from kvstore.testing.world import World, slice_of
 from kvstore.tiers.ssd.config import SsdConfig
 from kvstore.tiers.ssd.tier import SsdTier
-from tests.store.planning import everything, idle, read, ssd, stored
+from tests.store.planning import everything, idle, needs_native, read, ssd, stored, world_over_ssd  # noqa: F401  pytest finds the fixture
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="plans are read by native code")
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = World(host_blocks=64, device_blocks=0, disk=ssd(tmp_path / "ssd"), buffer_bytes=1 << 20)
-    yield made
-    assert violations(made.store) == []
-    made.close()
+pytestmark = needs_native
 
 
 def segments(folder):

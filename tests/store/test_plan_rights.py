@@ -11,21 +11,11 @@ import pytest
 from kvstore.client.plan import Plan, PlanEnded
 from kvstore.core.errors import InvalidArgument, ResourceExhausted, UnknownPlan
 from kvstore.core.types import Area, Outcome, Reason, Target
-from kvstore.kernels import native
 from kvstore.kernels.plan_engine import wait_landed
-from kvstore.testing.invariants import violations
 from kvstore.testing.world import World
-from tests.store.planning import idle, read, ssd, stored
+from tests.store.planning import idle, needs_native, read, ssd, stored, world_over_ssd  # noqa: F401  pytest finds the fixture
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="plans are read by native code")
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = World(host_blocks=64, device_blocks=0, disk=ssd(tmp_path / "ssd"), buffer_bytes=1 << 20)
-    yield made
-    assert violations(made.store) == []
-    made.close()
+pytestmark = needs_native
 
 
 def test_a_ring_that_does_not_fit_says_what_is_needed_and_free(world):

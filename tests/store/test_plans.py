@@ -13,21 +13,11 @@ from kvstore.client.plan import Plan, PlanEnded
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespacePolicy
 from kvstore.core.types import Outcome, Reason, Tier
-from kvstore.kernels import native
-from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import SPEC, World
-from tests.store.planning import LAYERS, everything, idle, read, ssd, stored
+from tests.store.planning import LAYERS, everything, idle, needs_native, read, ssd, stored, world_over_ssd  # noqa: F401  pytest finds the fixture
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="plans are read by native code")
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = World(host_blocks=64, device_blocks=0, disk=ssd(tmp_path / "ssd"), buffer_bytes=1 << 20)
-    yield made
-    assert violations(made.store) == []
-    made.close()
+pytestmark = needs_native
 
 
 def test_a_plan_reads_every_slice_in_order_and_again_without_resolving(world):

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from kvstore.tiers.arena import PAGE, RangeAllocator
+from kvstore.core.namespace import PAGE_BYTES as PAGE
+from kvstore.tiers.arena import RangeAllocator
 
 
 def test_ranges_are_page_aligned_and_apart():

@@ -9,10 +9,10 @@ import struct
 
 import pytest
 
+from kvstore.core.namespace import PAGE_BYTES as PAGE
 from kvstore.tiers.arena import RangeAllocator
 from kvstore.tiers.device import MemfdDeviceArena
 from kvstore.tiers.host import BufferArena, HostArena
-from kvstore.tiers.versions import PAGE
 
 ARENAS = (HostArena, MemfdDeviceArena, BufferArena)
 

@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Final, TypeAlias
 
+from kvstore.core.namespace import PAGE_BITS, PAGE_BYTES
 from kvstore.core.types import ROOT_PARENT, TIERS_MAX, BlockKey, Place, Tier
 from kvstore.store.columns.steps import KINDS, Asked, Entered, Forms, Found
 from kvstore.tiers.versions import Versions
@@ -33,8 +34,6 @@ UNKNOWN: Final = -2
 UNLISTED: Final = -3
 """In the links of a block that is on no list of the tier."""
 
-PAGE_BITS: Final = 12
-PAGE: Final = 1 << PAGE_BITS
 DEPTH_MAX: Final = 0xFFFF
 HITS_MAX: Final = 0xFFFF
 TIER_BITS: Final = 4
@@ -170,7 +169,7 @@ class BlockIndex:
 
     def offset(self, slot: int, tier: Tier) -> int:
         """Byte offset of the slot's copy in an arena."""
-        return self.place[tier][slot] * PAGE
+        return self.place[tier][slot] * PAGE_BYTES
 
     def blocks(self, namespace: int = -1) -> list[tuple[int, BlockKey, int]]:
         """Namespace, key and slot of every block and ghost, or of those of one namespace."""
@@ -226,7 +225,7 @@ class BlockIndex:
             if pins is None or form is None:
                 continue
             first, area, stride, codec = form
-            begin = self.place[tier][slot] * PAGE + first
+            begin = self.place[tier][slot] * PAGE_BYTES + first
             found.places.append(Place(area, begin, stride, codec, versions[tier][begin >> PAGE_BITS]))
             number = slot << TIER_BITS | tier
             if number not in pins:

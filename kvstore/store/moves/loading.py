@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.cache import FetchResult
+from kvstore.core.namespace import PAGE_BITS
 from kvstore.core.transfers import BUFFER, edge
 from kvstore.core.types import Area, BlockKey, Busy, Codec, JobId, Outcome, Place, Reason, Target, Tier
-from kvstore.store.columns.index import PAGE_BITS
 from kvstore.store.moves import copies
 from kvstore.store.moves.move import Failures
 from kvstore.store.moves.promote import Promoter
@@ -260,7 +260,7 @@ class Loading:
             )
             for one in landing
         ]  # fmt: skip
-        ready, began = disk.state.state == "ready", self._state.transfers.now()
+        ready, began = disk.state.ready, self._state.transfers.now()
         for one, status in zip(landing, disk.read(reads), strict=True):
             if status is ReadStatus.OK:
                 one.well = True

@@ -290,7 +290,7 @@ class Movement:
 
     def look_at(self, tier: Tier) -> bool:
         """Ask a storage tier how it is and remember it; True if it takes reads and writes."""
-        ready = self.state.storages[tier].state.state == "ready"
+        ready = self.state.storages[tier].state.ready
         with self.state.locked() as book:
             before = bool(self.state.readable & tier.bit)
             if ready:

@@ -126,7 +126,7 @@ class Promoter:
             )
             for f in fills
         ]  # fmt: skip
-        ready = disk.state.state == "ready"
+        ready = disk.state.ready
         began = self._state.transfers.now()
         statuses = disk.read(reads)
         for fill, read, status in zip(fills, reads, statuses, strict=True):

@@ -140,7 +140,7 @@ class Reading:
         rows: Sequence[tuple[object, object, int, DiskHandle, object]],
         status: Sequence[ReadStatus],
     ) -> Misses:
-        ready = self._state.storages[tier].state.state == "ready"
+        ready = self._state.storages[tier].state.ready
         return {
             block: self._promoter.failed_read(plan.slots[block], (tier, handle), outcome, ready=ready)
             for (_, _, block, handle, _), outcome in zip(rows, status, strict=True)
@@ -282,7 +282,7 @@ class Reading:
         for tier in set(tiers):
             mine = [index for index, one in enumerate(tiers) if one is tier]
             storage = self._state.storages[tier]
-            ready = storage.state.state == "ready"
+            ready = storage.state.ready
             for index, status in zip(mine, storage.read([reads[index] for index in mine]), strict=True):
                 block, _, to = asked[index]
                 if status is not ReadStatus.OK:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from kvstore.core.namespace import PAGE_BYTES
 from kvstore.core.types import Busy, Reason, Tier, WritePolicy
 from kvstore.kernels.layout import align_up
-from kvstore.store.columns.index import NONE, PAGE
+from kvstore.store.columns.index import NONE
 from kvstore.store.moves.victims import Holes, Verdict, Victim, Victims
 from kvstore.store.tables.book import Book, copy_number
 from kvstore.store.tables.state import SECTION, State
@@ -60,7 +61,7 @@ class Space:
             found.append(offset)
         if len(found) < len(sizes):
             # Holes of the right size nearly always, since blocks of one size replace each other; else one by one.
-            left = sum(align_up(nbytes, PAGE) for nbytes in sizes[len(found) :])
+            left = sum(align_up(nbytes, PAGE_BYTES) for nbytes in sizes[len(found) :])
             victims = self.gather(book, tier, left, demote=False, total=True, limit=SECTION) or []
             if all(victim.nbytes >= max(sizes) for victim in victims):
                 self.drop(book, tier, victims)
@@ -95,7 +96,7 @@ class Space:
             choice = Victims(self, book, tier, nbytes, limit, demote=demote)
             policy.victims(choice)
             return choice.victims if choice.well else None
-        return self._gather_hole(book, tier, align_up(nbytes, PAGE), demote)
+        return self._gather_hole(book, tier, align_up(nbytes, PAGE_BYTES), demote)
 
     def _gather_hole(self, book: Book, tier: Tier, nbytes: int, demote: bool) -> list[Victim] | None:
         """The coldest copy if its going is enough, as where blocks of one size replace each other. Else the cheapest of
@@ -131,17 +132,17 @@ class Space:
         run = Victims(self, book, tier, nbytes, 1 << 30, demote=demote)
         if not run.take(anchor):
             return [], 0
-        begin = index.place[tier][anchor] * PAGE
+        begin = index.place[tier][anchor] * PAGE_BYTES
         end = begin + run.victims[0].nbytes
         before, after = arena.holes_beside(begin, end)
         begin, end = begin - before, end + after
         while end - begin < nbytes:
-            sides = [around.ending_at(begin // PAGE), around.beginning_at(end // PAGE)]
+            sides = [around.ending_at(begin // PAGE_BYTES), around.beginning_at(end // PAGE_BYTES)]
             sides.sort(key=lambda slot: index.last_use[slot] if slot >= 0 else NEVER)
             slot = next((slot for slot in sides if slot >= 0 and run.take(slot)), NONE)
             if slot == NONE:
                 return [], 0
-            at = index.place[tier][slot] * PAGE
+            at = index.place[tier][slot] * PAGE_BYTES
             begin, end = min(begin, at), max(end, at + run.victims[-1].nbytes)
             before, after = arena.holes_beside(begin, end)
             begin, end = begin - before, end + after

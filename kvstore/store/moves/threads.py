@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from kvstore.core.namespace import PAGE_BYTES
 from kvstore.core.types import Tier
-from kvstore.store.columns.index import PAGE
 from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.moves.move import Movement
 from kvstore.store.moves.persist import Persister
@@ -115,7 +115,7 @@ class Movers:
         for tier, nbytes in self._queues.pop_wanted().items():
             # All that was asked for if it can be, else as much as halving finds.
             goal = nbytes
-            while goal >= PAGE and not self._movement.make_room(tier, goal, total=True):
+            while goal >= PAGE_BYTES and not self._movement.make_room(tier, goal, total=True):
                 goal //= 2
         for tier in (*self._state.arenas, *self._state.storages):
             self._keep_watermarks(tier)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from kvstore.core.namespace import PAGE_BYTES
 from kvstore.core.types import Tier
 from kvstore.kernels.layout import align_up
-from kvstore.store.columns.index import NONE, PAGE
+from kvstore.store.columns.index import NONE
 from kvstore.store.tables.book import Book, copy_number
 from kvstore.tiers.base import Arena
 
@@ -112,7 +113,7 @@ class Victims:
         if verdict is Verdict.DEMOTE and not self._demote:
             self.refused = True
             return False
-        size = align_up(book.nbytes(slot, tier), PAGE)
+        size = align_up(book.nbytes(slot, tier), PAGE_BYTES)
         self.victims.append(Victim(slot, verdict is Verdict.DEMOTE, size))
         self.freed += size
         if self._holes is not None:

@@ -15,9 +15,10 @@ from types import MappingProxyType
 from typing import Final
 
 from kvstore.core.clock import Clock
+from kvstore.core.namespace import PAGE_BYTES
 from kvstore.core.types import TIERS_MAX, BlockKey, BlockName, Codec, Reason, Tier
 from kvstore.store.columns.forms import make_index
-from kvstore.store.columns.index import NONE, PAGE, TIER_BITS, TIER_MASK, UNKNOWN
+from kvstore.store.columns.index import NONE, TIER_BITS, TIER_MASK, UNKNOWN
 from kvstore.store.columns.lifecycle import Copy, CopyState, Event
 from kvstore.store.columns.occupants import Occupants
 from kvstore.store.eviction.policies import build_all
@@ -155,7 +156,7 @@ class Book:
         namespace = self.namespace(slot)
         if not index.residency[slot]:
             namespace.blocks += 1
-        index.place[tier][slot] = copy.place // PAGE if tier in self.arenas else copy.place
+        index.place[tier][slot] = copy.place // PAGE_BYTES if tier in self.arenas else copy.place
         index.residency[slot] |= 1 << (tier - 1)
         parent = index.parent[slot]
         if parent >= 0:
@@ -180,7 +181,9 @@ class Book:
         """Drop a READY copy. Its bytes are free at once, or when the I/O and the pins on it have ended."""
         index, number = self.index, copy_number(slot, tier)
         place = index.place[tier][slot]
-        copy = Copy(tier, self.nbytes(slot, tier), CopyState.READY, place * PAGE if tier in self.arenas else place)
+        copy = Copy(
+            tier, self.nbytes(slot, tier), CopyState.READY, place * PAGE_BYTES if tier in self.arenas else place
+        )
         copy.advance(Event.DOOM if self._in_use(number) else Event.DROP)
         index.residency[slot] &= ~tier.bit & 0xFF
         self.policies[tier].removed(slot)

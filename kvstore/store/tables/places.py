@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvstore.core.errors import InternalError
+from kvstore.core.namespace import PAGE_BITS
 from kvstore.core.types import Area, Codec, Place, Tier
-from kvstore.store.columns.index import PAGE_BITS
 from kvstore.store.columns.steps import KINDS, Forms
 from kvstore.store.tables.book import Book
 from kvstore.store.tables.namespaces import Namespace

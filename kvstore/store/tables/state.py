@@ -25,7 +25,7 @@ from kvstore.core.clock import Clock
 from kvstore.core.durations import NOTABLE_S, Durations
 from kvstore.core.errors import TierError
 from kvstore.core.transfers import TransferTimes
-from kvstore.core.types import BlockName, Tier
+from kvstore.core.types import BlockName, Reason, Tier
 from kvstore.store.config import StoreConfig
 from kvstore.store.tables.asked_for import Recording
 from kvstore.store.tables.book import Book
@@ -147,6 +147,10 @@ class State:
                 self._listeners.remove(callback)
 
         return unsubscribe
+
+    def why_absent(self, book: Book, name: BlockName) -> Reason:
+        """Why a block that lies nowhere is a miss."""
+        return Reason.UNCOMMITTED if name in self.owners.uncommitted else book.tombstones.reason(name)
 
     def colder(self, tier: Tier) -> Tier | None:
         """The next colder storage, if there is one and it is ready."""

@@ -8,8 +8,9 @@ from itertools import islice
 from typing import Final
 
 from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unavailable, UnknownLease
+from kvstore.core.namespace import PAGE_BITS
 from kvstore.core.types import Area, BlockKey, LeaseId, NamespaceId, Place, ReservationId, SessionId, Tier
-from kvstore.store.columns.index import NONE, PAGE_BITS, TIER_BITS
+from kvstore.store.columns.index import NONE, TIER_BITS
 from kvstore.store.columns.lifecycle import Event
 from kvstore.store.tables import validate
 from kvstore.store.tables.book import Book

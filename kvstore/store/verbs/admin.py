@@ -80,7 +80,7 @@ class Admin:
         warnings = tuple(w for arena in state.arenas.values() for w in arena.warnings)
         for tier, storage in state.storages.items():
             found = storage.state
-            if found.state != "ready":
+            if not found.ready:
                 why = f"{found.state}: {found.last_error}"
                 warnings += (f"the {tier.name} tier is {why}; blocks that are only there are misses",)
         return StatusReport(

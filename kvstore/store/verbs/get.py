@@ -73,10 +73,7 @@ class Get:
         """Why a key is a miss."""
         if book.resident(key, namespace) != NONE:
             return Reason.TIER_UNAVAILABLE
-        name = namespace.namespace_id, key
-        if name in self._state.owners.uncommitted:
-            return Reason.UNCOMMITTED
-        return book.tombstones.reason(name)
+        return self._state.why_absent(book, (namespace.namespace_id, key))
 
     def fetch(
         self,

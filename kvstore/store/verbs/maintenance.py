@@ -107,7 +107,7 @@ class Maintenance:
             place = book.index.offset(slot, tier) if tier in self._state.arenas else book.index.place[tier][slot]
         disk = self._state.storages.get(tier)
         if disk is not None:
-            ready = disk.state.state == "ready"
+            ready = disk.state.ready
             status = disk.verify(DiskHandle(place), name)
             if status is not ReadStatus.OK:
                 self._promoter.failed_read(slot, (tier, place), status, ready=ready)

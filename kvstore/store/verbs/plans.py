@@ -11,11 +11,11 @@ from typing import Final
 
 from kvstore.cache import PlanKeys, PlanOpened, PlanPass
 from kvstore.core.errors import InvalidArgument, ResourceExhausted, Unavailable
-from kvstore.core.namespace import BlockLayout
+from kvstore.core.namespace import PAGE_BITS, PAGE_BYTES, BlockLayout
 from kvstore.core.types import Area, BlockKey, Codec, NamespaceId, Outcome, Place, PlanId, Reason
 from kvstore.kernels.layout import align_up
-from kvstore.kernels.plan_engine import CONTROL_BYTES, SLOTS_MAX, Kind, PlanEnded, PlanFull, available
-from kvstore.store.columns.index import NONE, PAGE_BITS
+from kvstore.kernels.plan_engine import CONTROL_BYTES, MISSING, SLOTS_MAX, Kind, PlanEnded, PlanFull, available
+from kvstore.store.columns.index import NONE
 from kvstore.store.moves.reading import Reading
 from kvstore.store.tables import validate
 from kvstore.store.tables.book import Book, copy_number
@@ -25,10 +25,8 @@ from kvstore.store.tables.plans import PlanRight
 from kvstore.store.tables.state import State, parts
 from kvstore.store.tables.tenancy import Tenancy
 
-PAGE: Final = 4096
 IDLE_MS_MIN: Final = 1_000
 PIECE_BYTES_MAX: Final = 1 << 30
-NO_KERNELS: Final = "there are no C++ kernels here, which read for plans (kvctl doctor says why)"
 PASSES_BLOCKS_MAX: Final = 1 << 20
 """Most blocks that one pass may name."""
 
@@ -60,10 +58,10 @@ class Plans:
         if not IDLE_MS_MIN <= idle_ms <= longest:
             raise InvalidArgument("idle_ms", idle_ms, f"{IDLE_MS_MIN} to {longest}")
         if not available():
-            raise Unavailable(NO_KERNELS)
-        plan = self._claim(owner, namespace_id, layers, (piece_bytes, pieces), idle_ms / 1000)
+            raise Unavailable(MISSING)
+        plan, kinds = self._claim(owner, namespace_id, layers, (piece_bytes, pieces), idle_ms / 1000)
         try:
-            ring = self._ring(plan, pieces, piece_bytes)
+            ring = self._ring(plan, kinds, pieces, piece_bytes)
             found = self._add(plan, keys)
         except BaseException:
             self.end(plan, Reason.NONE)
@@ -94,11 +92,11 @@ class Plans:
         if not first <= begin < last <= end:
             raise InvalidArgument("layers", f"{begin} to {last}", f"a range within {first} to {end}, the plan's")
         if blocks is not None:
+            if len(blocks) > PASSES_BLOCKS_MAX:
+                raise InvalidArgument("blocks", f"{len(blocks)} blocks", f"at most {PASSES_BLOCKS_MAX}")
             wrong = next((i for i, block in enumerate(blocks) if not plan.present(block)), None)
             if wrong is not None:
                 raise InvalidArgument(f"blocks[{wrong}]", blocks[wrong], "the number of a key that was a HIT")
-            if len(blocks) > PASSES_BLOCKS_MAX:
-                raise InvalidArgument("blocks", f"{len(blocks)} blocks", f"at most {PASSES_BLOCKS_MAX}")
         engine = self._reading.engine
         try:
             if drop:
@@ -123,7 +121,7 @@ class Plans:
     def bell(self, owner: Owner) -> int:
         """See ``Cache.plan_bell``."""
         if not available():
-            raise Unavailable(NO_KERNELS)
+            raise Unavailable(MISSING)
         with self._state.locked() as book:
             owner.require_open()
             return os.dup(_bell_of(book, owner))
@@ -205,11 +203,11 @@ class Plans:
         layers: tuple[int, int] | None,
         sizes: tuple[int, int],
         idle_s: float,
-    ) -> PlanRight:
-        """A plan with its lease and its ring, which reads nothing yet."""
+    ) -> tuple[PlanRight, list[Kind]]:
+        """A plan with its lease and its ring, which reads nothing yet, and how its blocks are cut."""
         state = self._state
         piece_bytes, pieces = sizes
-        nbytes = CONTROL_BYTES + pieces * align_up(piece_bytes, PAGE)
+        nbytes = CONTROL_BYTES + pieces * align_up(piece_bytes, PAGE_BYTES)
         with state.locked():
             namespace = owner.namespace(namespace_id)
             chosen = validate.check_layers(layers, namespace.layout.layers)
@@ -236,11 +234,10 @@ class Plans:
         except BaseException:
             self._tenancy.end(lease)
             raise
-        return plan
+        return plan, kinds
 
-    def _ring(self, plan: PlanRight, pieces: int, piece_bytes: int) -> Place:
-        owner, slot = plan.owner, align_up(piece_bytes, PAGE)
-        kinds = _kinds(plan.namespace, plan.layers)
+    def _ring(self, plan: PlanRight, kinds: list[Kind], pieces: int, piece_bytes: int) -> Place:
+        owner, slot = plan.owner, align_up(piece_bytes, PAGE_BYTES)
         buffer = owner.buffer
         if buffer is None:
             raise Unavailable("the session has ended")
@@ -319,10 +316,10 @@ class Plans:
                 plan.tiers.append(0 if tier is None else int(tier))
                 if tier is None or over:
                     outcomes.append(Outcome.MISS)
-                    stored = bits & state.stored
-                    reasons.append(
-                        Reason.TIER_UNAVAILABLE if stored else Reason.NONE if bits else _why(book, state, plan, key)
-                    )
+                    if bits:
+                        reasons.append(Reason.TIER_UNAVAILABLE if bits & state.stored else Reason.NONE)
+                    else:
+                        reasons.append(state.why_absent(book, (plan.namespace.namespace_id, key)))
                     continue
                 outcomes.append(Outcome.HIT)
                 reasons.append(Reason.NONE)
@@ -341,11 +338,6 @@ def _bell_of(_book: Book, owner: Owner) -> int:
     if owner.bell < 0:
         owner.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     return owner.bell
-
-
-def _why(book: Book, state: State, plan: PlanRight, key: BlockKey) -> Reason:
-    name = plan.namespace.namespace_id, key
-    return Reason.UNCOMMITTED if name in state.owners.uncommitted else book.tombstones.reason(name)
 
 
 def _kinds(namespace: Namespace, layers: tuple[int, int]) -> list[Kind]:
@@ -384,5 +376,5 @@ def _allocate(_book: Book, owner: Owner, nbytes: int) -> int:
 def _check_sizes(piece_bytes: int, pieces: int) -> None:
     if not 1 <= pieces <= SLOTS_MAX:
         raise InvalidArgument("pieces", pieces, f"1 to {SLOTS_MAX}")
-    if not PAGE <= piece_bytes <= PIECE_BYTES_MAX:
-        raise InvalidArgument("piece_bytes", piece_bytes, f"{PAGE} to {PIECE_BYTES_MAX}")
+    if not PAGE_BYTES <= piece_bytes <= PIECE_BYTES_MAX:
+        raise InvalidArgument("piece_bytes", piece_bytes, f"{PAGE_BYTES} to {PIECE_BYTES_MAX}")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kvstore.cache import CommitEntry, CommitResult, ReserveResult
 from kvstore.core.errors import InvalidArgument, KVStoreError
+from kvstore.core.namespace import PAGE_BITS
 from kvstore.core.types import (
     Area,
     BlockKey,
@@ -22,7 +23,7 @@ from kvstore.core.types import (
     ReservationId,
     Tier,
 )  # fmt: skip
-from kvstore.store.columns.index import NONE, PAGE_BITS
+from kvstore.store.columns.index import NONE
 from kvstore.store.columns.lifecycle import Copy, Event
 from kvstore.store.moves.durable import Durably
 from kvstore.store.moves.move import Movement

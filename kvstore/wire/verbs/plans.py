@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kvstore.cache import PlanKeys, PlanOpened, PlanPass
 from kvstore.core.errors import InvalidArgument
-from kvstore.core.types import Area, BlockKey, Codec, NamespaceId, Outcome, Place, PlanId, Reason
+from kvstore.core.types import Area, BlockKey, Codec, NamespaceId, Place, PlanId
 from kvstore.v1 import plans_pb2
 from kvstore.wire import messages
 from kvstore.wire.verbs.base import Asked, Ids, Runs, Verb
@@ -37,10 +37,6 @@ def _keys_of(message: plans_pb2.PlanKeys) -> PlanKeys:
         messages.members(messages.REASONS, message.reasons[:]),
         tuple(message.residency),
     )
-
-
-def _missed(count: int) -> PlanKeys:
-    return PlanKeys((Outcome.MISS,) * count, (Reason.TIER_UNAVAILABLE,) * count, (0,) * count)
 
 
 def _open(call: Asked, request: plans_pb2.OpenPlanRequest) -> plans_pb2.OpenPlanResponse:
@@ -99,7 +95,7 @@ OPEN_PLAN: Final = Verb(
     runs=Runs.WORK,
     pack=_pack_open,
     unpack=_opened,
-    fallback=lambda _ids, _namespace_id, keys, *_more: PlanOpened(PlanId(0), None, _missed(len(keys))),
+    fallback=lambda _ids, _namespace_id, keys, *_more: PlanOpened(PlanId(0), None, PlanKeys.missed(len(keys))),
     undo=_close_of,
 )
 
@@ -117,7 +113,7 @@ EXTEND_PLAN: Final = Verb(
     runs=Runs.WORK,
     pack=lambda ids, plan_id, keys: plans_pb2.ExtendPlanRequest(plan_id=ids.plan(plan_id), keys=b"".join(keys)),
     unpack=lambda _ids, _arguments, reply, _generation: _keys_of(reply.keys),
-    fallback=lambda _ids, _plan_id, keys: _missed(len(keys)),
+    fallback=lambda _ids, _plan_id, keys: PlanKeys.missed(len(keys)),
 )
 
 
