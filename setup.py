@@ -18,6 +18,8 @@ SOURCES = [
     "index",
     "index_face",
     "module_plans",
+    "module_digests",
+    "digests",
     "plans",
     "plan_pieces",
     "plan_threads",

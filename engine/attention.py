@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
-from kvstore.engine.cold import ColdReader, Indices, Pass
+from kvstore.engine.cold import ColdReader, Indices, Pass, Piece
 from kvstore.engine.params import Selected
 from kvstore.engine.selection import Budget, Selector
 from kvstore.kernels.attention import merge, paged_attention
@@ -64,26 +64,25 @@ class ColdPart:
         With a selector: over those that it chooses, in layers without a window.
         """
         if options.window is not None:
-            return merge([near, *self._read(query, options, layer, self._within(options.window))])
+            within = self._within(options.window)
+            pieces = self.reader.read(layer, within) if len(within) else iter(())
+            return merge([near, *self._partials(query, options, pieces)])
         if self.selector is None or self.selected is None:
-            return merge([near, *self._read(query, options, layer, None)])
+            return merge([near, *self._partials(query, options, self.reader.read(layer))])
         blocks = -(-self.context // self.geometry.block_tokens)
         budget = Budget(self.selected.mass, max(2, int(self.selected.max_share * blocks)))
         chosen = self.selector.choose(self.reader, query[0], options, layer, budget)
-        whole = merge([near, *self._read(query, options, layer, chosen.rows)])
+        pieces = self.selector.read(self.reader, layer, chosen.rows)
+        whole = merge([near, *self._partials(query, options, pieces)])
         self.selector.note(chosen, whole.lse[0])
         return whole
 
-    def _read(
-        self, query: torch.Tensor, options: AttentionOptions, layer: int, chosen: Indices | None
-    ) -> list[Partial]:
-        """Partial results over the chosen COLD blocks, or all."""
-        if chosen is not None and not len(chosen):
-            return []
+    def _partials(self, query: torch.Tensor, options: AttentionOptions, pieces: Iterator[Piece]) -> list[Partial]:
+        """Partial results over pieces of COLD blocks."""
         offsets = torch.tensor([0, len(query)], dtype=torch.int32)
         contexts = torch.tensor([self.context], dtype=torch.int32)
         parts: list[Partial] = []
-        for piece in self.reader.read(layer, chosen):
+        for piece in pieces:
             batch = PagedBatch(piece.addresses, piece.starts, offsets, contexts, self.geometry, piece.codec)
             parts.append(paged_attention(query, batch, options, layer=0))
             if len(parts) == PARTS_MAX:

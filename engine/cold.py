@@ -77,7 +77,8 @@ class ColdReader(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """Bytes that readers handed out, and how long they waited for them."""
+    """Bytes that readers handed out, and how long they waited for them; bytes that were in memory still."""
 
     nbytes: int = 0
+    hot_bytes: int = 0
     waited_s: float = 0.0

@@ -130,7 +130,7 @@ class PlanReader:
                 raise LinkLost(str(error)) from error
         if self._plan is None and keys:
             self._plan = self._open(keys)
-        if self._plan is not None:
+        if self._plan is not None and len(self._planned) < len(keys):
             self._planned = self._plan.keys_mask
 
     def _open(self, keys: list[BlockKey]) -> Plan | None:

@@ -23,6 +23,8 @@ class EngineConfig:
     ``private_bytes``   most memory of the engine's own pool, used only while the cache gives none
     ``host_share``      part of HOST that blocks of the engine may be pinned in; what a context needs beyond it and
                         DEVICE is read from storage layer by layer. Below 1, so that the store has room to write from
+    ``hot_bytes``       most memory for slices from storage that selected attention has read lately and will want again;
+                        each request that selects takes half of what is left of it
     ``retry_s``         shortest and longest pause between attempts to reach a cache that was lost
     ``wait_ms``         longest sleep on a job of the cache when no request can run
     ``device``          "cpu", "cuda", or "auto": a GPU if the cache's DEVICE is on one, else the CPU. "cuda" without a
@@ -48,6 +50,7 @@ class EngineConfig:
     lease_ttl_ms: int = 300_000
     private_bytes: int = 1 << 30
     host_share: float = 0.9
+    hot_bytes: int = 512 << 20
     retry_s: tuple[float, float] = (0.1, 5.0)
     wait_ms: int = 20
     device: str = "auto"
@@ -65,7 +68,7 @@ class EngineConfig:
         for name in ("token_budget", "running_max", "lease_ttl_ms", "wait_ms"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"config.{name}", getattr(self, name), "at least 1")
-        for name in ("private_bytes", "raw_first_tokens", "recent_raw_tokens"):
+        for name in ("private_bytes", "hot_bytes", "raw_first_tokens", "recent_raw_tokens"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(f"config.{name}", getattr(self, name), "0 or more")
         if not 0.0 <= self.host_share <= 1.0:

@@ -18,7 +18,8 @@ class Counters:
     ``tokens_from``           tokens of prefixes not computed, by the hottest tier that held them; "engine" are those
                               that another request of this engine held at the time
     ``bytes_attended``        bytes of slices that attention read, by the tier that they lay in, "private" being the
-                              engine's own pool; ``cold_wait_s`` is how long steps waited for those from storage
+                              engine's own pool, "hot" what selected attention had kept of storage; ``cold_wait_s`` is
+                              how long steps waited for those from storage
     ``blocks_sealed``         blocks committed; ``blocks_existed`` of them were resident already
     ``blocks_demoted``        blocks moved from DEVICE to HOST to make room
     ``blocks_cooled``         blocks let go to storage, to be read from there layer by layer
@@ -37,7 +38,7 @@ class Counters:
         default_factory=lambda: {"engine": 0, **{tier.name.lower(): 0 for tier in Tier}}
     )
     bytes_attended: dict[str, int] = field(
-        default_factory=lambda: {**{tier.name.lower(): 0 for tier in Tier}, "private": 0}
+        default_factory=lambda: {**{tier.name.lower(): 0 for tier in Tier}, "private": 0, "hot": 0}
     )
     cold_wait_s: float = 0.0
     blocks_sealed: int = 0

@@ -83,7 +83,7 @@ class Engine:
         self._link.attach()
         self._blocks = BlockManager(self._link, self._spec, self._config, self.counters)
         self._scheduler = Scheduler(self._config, self._blocks, self._link, self.counters)
-        self._cold = Cold(self._blocks.readers, model.windows or (None,) * self._spec.layers)
+        self._cold = Cold(self._blocks.readers, model.windows or (None,) * self._spec.layers, self._config.hot_bytes)
         self._runner = ModelRunner(model.network, self._link.device)
         self._next_id = 1
         self._ended: list[TokenOutput] = []
@@ -273,6 +273,7 @@ class Engine:
         attended, tally = self.counters.bytes_attended, self._blocks.readers.tally
         for name, nbytes in step.memory_bytes.items():
             attended[name] += nbytes
+        attended["hot"] = tally.hot_bytes
         attended["ssd"], self.counters.cold_wait_s = tally.nbytes, tally.waited_s
 
     def _recompute(self, shares: list[Share]) -> None:

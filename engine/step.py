@@ -52,10 +52,11 @@ class _Tables:
 @dataclass(frozen=True, slots=True)
 class Cold:
     """What a step needs for blocks in storage: their readers, the sliding window of each layer (None: all), and what
-    chooses among the blocks of a table."""
+    chooses among the blocks of a table and keeps ``hot_bytes`` of them."""
 
     readers: ColdReaders
     windows: tuple[int | None, ...]
+    hot_bytes: int = 0
     selectors: WeakKeyDictionary[BlockTable, Selector] = field(default_factory=WeakKeyDictionary)
 
     def left_out(self, table: BlockTable) -> float:
@@ -74,7 +75,11 @@ class Cold:
                 reader.take_in()
                 selector = None
                 if selected is not None:
-                    selector = self.selectors.setdefault(share.sequence.table, Selector(spec.geometry, spec.layers))
+                    selector = self.selectors.get(share.sequence.table)
+                    if selector is None:
+                        left = self.hot_bytes - sum(one.hot_bytes for one in self.selectors.values())
+                        selector = Selector(spec.geometry, spec.layers, left // 2, self.readers.tally)
+                        self.selectors[share.sequence.table] = selector
                     selector.begin()
                 context, drawn = share.sequence.computed + share.count, last_row if share.draws else None
                 part = ColdPart(reader, first, share.count, context, drawn, spec.geometry, selector, selected)

@@ -34,7 +34,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | mmap.mmap | np.ndarray[Any
 LEVELS: Final = ("avx512", "avx2", "portable")
 """Instruction-set levels, best first; a machine offers those that it and the build support."""
 
-INTERFACE: Final = 1
+INTERFACE: Final = 2
 """Of the extension's functions, as ``native/module.cpp`` has it too; with another one the extension is not used."""
 
 _FORMATS: Final = {"float16": 0, "bfloat16": 1, "float32": 2, "int8": 3}
@@ -190,6 +190,29 @@ def dequantise(
 ) -> None:
     """Decode slices; ``strides`` is (raw stride, coded stride, slices)."""
     _module().codec(False, raw, coded, _shape(geometry, "raw"), strides, level or "")
+
+
+def digest_slices(
+    addresses: NDArray[np.int64], geometry: SliceGeometry, codec: str, into: NDArray[np.float16], level: str = ""
+) -> None:
+    """Digests of the slices at these addresses of this process; ``into`` is [slices, 3, kv_heads, head_dim], dense."""
+    kept = addresses if addresses.flags.c_contiguous else addresses.copy()
+    _module().digest_slices(kept.ctypes.data, len(kept), _shape(geometry, codec), into.ctypes.data, level)
+
+
+def digest_scores(
+    query: NDArray[np.float32],
+    digests: NDArray[np.float16],
+    into: tuple[NDArray[np.float32], NDArray[np.float32]],
+    level: str = "",
+) -> None:
+    """Upper bounds and means of scores ``into`` fp32 [blocks, q_heads] each, of a query [q_heads, head_dim] in digests
+    [blocks, 3, kv_heads, head_dim]; all dense."""
+    blocks, _, heads, dim = digests.shape
+    kept = query if query.flags.c_contiguous else query.copy()
+    counts = blocks, heads, len(kept) // heads, dim
+    results = into[0].ctypes.data, into[1].ctypes.data
+    _module().digest_scores((kept.ctypes.data, digests.ctypes.data), counts, results, level)
 
 
 def crc32c(data: Buffer, crc: int = 0) -> int:

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "copies.h"
+#include "digests.h"
 #include "levels.h"
 #include "memory.h"
 #include "paged.h"
@@ -255,11 +256,32 @@ void check_memory() {
     expect(kv::crc32c(reinterpret_cast<const std::uint8_t*>(digits.data()), 9, 0) == 0xE3069283u, "CRC-32C is the standard one");
 }
 
+// Memory of exactly the size that digests and scores may touch: what goes beyond it the sanitizer sees.
+void check_digests(const kv::Level& level) {
+    for (const kv::Shape shape : {kv::Shape{3, 64, 64, kv::Format::int8}, {1, 54, 18, kv::Format::int8}, {2, 5, 17, kv::Format::fp16},
+                                  {2, 80, 3, kv::Format::bf16}, {1, 256, 1, kv::Format::fp32}}) {
+        const std::size_t bytes = shape.heads * kv::head_bytes(shape), numbers = 3u * shape.heads * shape.dim;
+        const int count = 67, group = 5;
+        std::vector<std::uint8_t> slices(count * bytes, 1);
+        std::vector<std::int64_t> addresses;
+        for (int i = 0; i < count; ++i) addresses.push_back(reinterpret_cast<std::int64_t>(slices.data() + i * bytes));
+        std::vector<std::uint16_t> digests(count * numbers, 0xFFFF);
+        kv::digest_slices(level, addresses.data(), count, shape, digests.data());
+        expect(std::find(digests.begin(), digests.end(), 0xFFFF) == digests.end(), "every number of a digest is written");
+        std::vector<float> query(static_cast<std::size_t>(shape.heads) * group * shape.dim, 0.0f);
+        std::vector<float> most(static_cast<std::size_t>(count) * shape.heads * group, 1.0f), middle = most;
+        kv::digest_scores(level, {query.data(), digests.data(), count, shape.heads, group, shape.dim, most.data(), middle.data()});
+        expect(std::count(most.begin(), most.end(), 0.0f) == static_cast<std::ptrdiff_t>(most.size()), "nothing scores nothing");
+        expect(std::count(middle.begin(), middle.end(), 0.0f) == static_cast<std::ptrdiff_t>(middle.size()), "nothing means nothing");
+    }
+}
+
 }  // namespace
 
 int main() {
     kv::set_thread_count(2);
     for (const kv::Level* level : levels()) check_level(*level, 1);
+    for (const kv::Level* level : levels()) check_digests(*level);
     check_merge();
     check_memory();
     failures += check_index();

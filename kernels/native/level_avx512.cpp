@@ -23,9 +23,10 @@ namespace {
 #include "exp.inc.h"
 #include "attend.inc.h"
 #include "codec.inc.h"
+#include "digest.inc.h"
 #include "copy.inc.h"
 
-const Level kLevel = {"avx512", attend, quantise, dequantise, kCopies, sizeof kCopies / sizeof kCopies[0]};
+const Level kLevel = {"avx512", attend, quantise, dequantise, digest, score, kCopies, sizeof kCopies / sizeof kCopies[0]};
 
 }  // namespace
 }  // namespace level_avx512

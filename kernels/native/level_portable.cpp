@@ -18,8 +18,9 @@ namespace {
 #include "exp.inc.h"
 #include "attend.inc.h"
 #include "codec.inc.h"
+#include "digest.inc.h"
 
-const Level kLevel = {"portable", attend, quantise, dequantise, nullptr, 0};
+const Level kLevel = {"portable", attend, quantise, dequantise, digest, score, nullptr, 0};
 
 }  // namespace
 }  // namespace level_portable

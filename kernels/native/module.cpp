@@ -16,16 +16,37 @@
 #include "index_face.h"
 #include "levels.h"
 #include "memory.h"
+#include "module.h"
 #include "paged.h"
 #include "pool.h"
 
 namespace py = pybind11;
 
 namespace kv {
-void bind_plans(py::module_& module);  // module_plans.cpp
+
+void bind_plans(py::module_& module);    // module_plans.cpp
+void bind_digests(py::module_& module);  // module_digests.cpp
+
+const Level& level_of(const std::string& name) {
+    const Level* level = name.empty() ? &best_level() : supported_level(name);
+    if (level == nullptr) throw py::value_error("level is '" + name + "'; this processor and build have others, see levels()");
+    return *level;
 }
 
+Shape shape_of(const ShapeTuple& shape) {
+    const auto [heads, dim, tokens, format] = shape;
+    if (heads < 1 || dim < 1 || dim > kMaxSide || tokens < 1 || tokens > kMaxSide || format < 0 || format > 3)
+        throw py::value_error("shape (heads, dim, tokens, format) is out of the native range");
+    return {heads, dim, tokens, static_cast<Format>(format)};
+}
+
+}  // namespace kv
+
 namespace {
+
+using kv::level_of;
+using kv::shape_of;
+using kv::ShapeTuple;
 
 std::vector<std::string> levels() {
     std::vector<std::string> names;
@@ -34,26 +55,8 @@ std::vector<std::string> levels() {
     return names;
 }
 
-const kv::Level& level_of(const std::string& name) {
-    const kv::Level* level = name.empty() ? &kv::best_level() : kv::supported_level(name);
-    if (level == nullptr) throw py::value_error("level is '" + name + "'; this processor and build have others, see levels()");
-    return *level;
-}
-
 template <typename T>
 T* at(std::uintptr_t address) { return reinterpret_cast<T*>(address); }
-
-kv::Shape shape_of(int heads, int dim, int tokens, int format) {
-    if (heads < 1 || dim < 1 || dim > kv::kMaxSide || tokens < 1 || tokens > kv::kMaxSide || format < 0 || format > 3)
-        throw py::value_error("shape (heads, dim, tokens, format) is out of the native range");
-    return {heads, dim, tokens, static_cast<kv::Format>(format)};
-}
-
-using ShapeTuple = std::tuple<int, int, int, int>;
-
-kv::Shape shape_of(const ShapeTuple& shape) {
-    return shape_of(std::get<0>(shape), std::get<1>(shape), std::get<2>(shape), std::get<3>(shape));
-}
 
 struct PagedArguments {
     std::uintptr_t query, addresses, starts, offsets, contexts, out, lse;
@@ -261,7 +264,7 @@ void set_thread_count(int count) {
 }  // namespace
 
 // What kernels/native.py asks for as INTERFACE. Raise both where a function, its arguments or its meaning change.
-constexpr int kInterface = 1;
+constexpr int kInterface = 2;
 
 PYBIND11_MODULE(_native, module) {
     module.attr("INTERFACE") = kInterface;
@@ -292,4 +295,5 @@ PYBIND11_MODULE(_native, module) {
     module.def("copy_slices", &copy_slices);
     module.def("copy_slices_crc32c", &copy_slices_crc32c);
     kv::bind_plans(module);
+    kv::bind_digests(module);
 }

@@ -80,11 +80,35 @@ struct CopyForm {
     void (*copy)(std::uint8_t* to, const std::uint8_t* from, std::size_t size);                               // or null
 };
 
+// The digest of one head of one slice, whose part of it `slice` is: `dim` fp16 numbers each.
+struct DigestTask {
+    Shape shape;
+    const std::uint8_t* slice;
+    float* scratch;              // 3 * kMaxSide
+    std::uint16_t* low;
+    std::uint16_t* high;
+    std::uint16_t* mean;
+};
+
+// Queries against the digests of some blocks.
+struct ScoreTask {
+    const float* query;          // [3][heads][group][padded(dim)]: as it is, its part above zero, its part below
+    const std::uint16_t* digests;  // fp16 [blocks][3][heads][dim]
+    int blocks;
+    int heads;
+    int group;
+    int dim;
+    float* most;                 // out: [blocks][heads][group], no token's score is above it
+    float* middle;               // out: the mean of the scores
+};
+
 struct Level {
     const char* name;
     void (*attend)(const AttendTask&);
     bool (*quantise)(const CodecTask&);
     void (*dequantise)(const CodecTask&);
+    void (*digest)(const DigestTask&);
+    void (*score)(const ScoreTask&);
     const CopyForm* copies;      // beside the plain ones, which every level has
     int copy_count;
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,14 +30,19 @@ class MemoryReader:
         self._stride = batch.geometry.slice_stride(batch.codec)
         self._size = batch.geometry.slice_bytes(batch.codec)
         self.starts = starts
+        self._queued: deque[Pass] = deque()
 
     def take_in(self) -> None: ...
 
-    def begin(self, passes: Sequence[Pass]) -> None: ...
+    def begin(self, passes: Sequence[Pass]) -> None:
+        self._queued.extend(passes)
 
     def close(self) -> None: ...
 
     def read(self, layer: int, chosen: Indices | None = None) -> Iterator[Piece]:
+        if self._queued:
+            asked, chosen = self._queued.popleft()
+            assert asked == layer
         rows = np.arange(len(self.starts)) if chosen is None else chosen
         for begin in range(0, len(rows), 3):
             part = rows[begin : begin + 3]
