@@ -18,7 +18,7 @@ pytest.importorskip("vllm")
 from kvstore.tools.daemon_process import DaemonProcess  # noqa: E402  after the skip
 
 BLOCK = 32
-DEADLINE = 1.0
+DEADLINE = 3.0
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 

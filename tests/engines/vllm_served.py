@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 
+from kvstore.adapters.vllm import TieredConnector
 from kvstore.client import EngineClient
 from tests.engines.vllm_process import MARK
 
@@ -31,8 +34,11 @@ class _Served:
         settings = {**common, "disable_log_stats": False, **begun["settings"]}
         self.llm = LLM(begun["model"], kv_transfer_config=transfer, **settings)
 
-    def generate(self, prompts: list[list[int]], tokens: int = 24, trick: str = "", pid: int = 0) -> dict[str, Any]:
+    def generate(
+        self, prompts: list[list[int]], tokens: int = 24, trick: str = "", pid: int = 0, timed: bool = False
+    ) -> dict[str, Any]:
         undo = (EngineClient.load, EngineClient.lookup)
+        hooks = _Hooks() if timed else None
         if trick:
             _play(trick, pid)
         self.llm.reset_prefix_cache()
@@ -43,7 +49,10 @@ class _Served:
             outputs = self.llm.generate(asked, sampling, use_tqdm=False)
         finally:
             EngineClient.load, EngineClient.lookup = undo  # type: ignore[method-assign]
+            if hooks is not None:
+                hooks.undo()
         return {
+            "hooks": None if hooks is None else hooks.seconds,
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "first": [output.metrics.first_token_latency for output in outputs],
             "hits": self._hits() - before,
@@ -52,6 +61,32 @@ class _Served:
     def _hits(self) -> int:
         named = [m for m in self.llm.get_metrics() if m.name == "vllm:external_prefix_cache_hits"]
         return int(sum(metric.value for metric in named))
+
+
+class _Hooks:
+    """Times of the calls that vLLM makes to the connector, by method, each [seconds...]."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+        self._own = {n: f for n, f in vars(TieredConnector).items() if not n.startswith("_") and inspect.isfunction(f)}
+        for name, method in self._own.items():
+            setattr(TieredConnector, name, self._timed(name, method))
+
+    def _timed(self, name: str, method: Any) -> Any:
+        taken = self.seconds.setdefault(name, [])
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return method(*arguments, **named)
+            finally:
+                taken.append(time.perf_counter() - began)
+
+        return timed
+
+    def undo(self) -> None:
+        for name, method in self._own.items():
+            setattr(TieredConnector, name, method)
 
 
 def _play(trick: str, pid: int) -> None:
