@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from kvstore.core.errors import InvalidArgument
-from kvstore.engine.params import SamplingParams
+from kvstore.engine.params import SamplingParams, Selected
 from kvstore.engine.service.limits import Limits
 
 COMPLETION_TOKENS: Final = 16
@@ -162,6 +162,21 @@ def _common(
     return Asked(prompts, messages, params, tokens_max, choices, stream, usage, timeout_s, priority)
 
 
+def _attention(fields: Fields) -> Selected | None:
+    """None for exact attention. The field is this server's own."""
+    expected = '"exact", "selected", or {"mass": ..., "max_share": ...}, each above 0 and at most 1'
+    asked: Any = fields.take("attention", "exact", lambda v: v in ("exact", "selected") or _is_shares(v), expected)
+    if isinstance(asked, dict):
+        return Selected(**asked)
+    return Selected() if asked == "selected" else None
+
+
+def _is_shares(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        name in ("mass", "max_share") and _is_number(share) and 0 < share <= 1 for name, share in value.items()
+    )
+
+
 def _sampling(fields: Fields, logprobs: int | None) -> SamplingParams:
     seed = fields.take("seed", None, _is_int, "a whole number")
     stop: Any = fields.take("stop", [], _is_stop, "a text, or a list of at most 16 texts")
@@ -169,6 +184,7 @@ def _sampling(fields: Fields, logprobs: int | None) -> SamplingParams:
     temperature = fields.take("temperature", 1.0, lambda v: _is_number(v) and 0 <= v <= 100, "0 to 100")
     top_p = fields.take("top_p", 1.0, lambda v: _is_number(v) and 0 < v <= 1, "above 0, at most 1")
     top_k = fields.take("top_k", 0, lambda v: _is_int(v) and v >= -1, "0 (off) or more")
+    attention = _attention(fields)
     ignore_eos = fields.take("ignore_eos", False, lambda v: isinstance(v, bool), "true or false")
     try:
         return SamplingParams(
@@ -180,6 +196,7 @@ def _sampling(fields: Fields, logprobs: int | None) -> SamplingParams:
             stop_tokens=frozenset(tokens),
             ignore_eos=ignore_eos,
             logprobs=logprobs,
+            attention=attention,
         )
     except InvalidArgument as error:
         raise BadRequest(str(error)) from error

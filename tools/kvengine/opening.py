@@ -80,6 +80,8 @@ def _config(options: EngineOptions) -> EngineConfig:
         token_budget=options.token_budget,
         running_max=options.running_max,
         schedule=options.schedule,
+        host_share=options.host_share,
+        hot_bytes=options.hot_mib << 20,
         raw_layers=options.raw_layers,
         raw_first_tokens=options.raw_first_tokens,
         recent_raw_tokens=options.recent_raw_tokens,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvstore import __version__
 from kvstore.core.errors import InvalidArgument
-from kvstore.engine.params import SamplingParams
+from kvstore.engine.params import SamplingParams, Selected
 from kvstore.tools.output import Format
 
 EPILOG = """\
@@ -43,6 +43,8 @@ class EngineOptions:
     running_max: int
     threads: int | None
     schedule: str
+    host_share: float
+    hot_mib: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,21 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, help="the same seed gives the same answer again")
     group.add_argument("--stop", action="append", default=[], help="end the answer before this text")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
+    group.add_argument(
+        "--attention",
+        choices=("exact", "selected"),
+        default="exact",
+        help="selected reads, of the blocks in storage, those that hold most of the attention (default %(default)s)",
+    )
+    group.add_argument(
+        "--mass", type=float, default=Selected().mass, help="selected: share of it (default %(default)s)"
+    )
+    group.add_argument(
+        "--max-share",
+        type=float,
+        default=Selected().max_share,
+        help="selected: most blocks, as a share of the context's (default %(default)s)",
+    )
 
 
 def _add_cache(group: argparse._ArgumentGroup) -> None:
@@ -196,6 +213,18 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--running-max", type=int, default=16, help="requests at one time (default %(default)s)")
     group.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
     group.add_argument(
+        "--host-share",
+        type=float,
+        default=0.9,
+        help="part of HOST for contexts that run; what they need beyond it is read from storage (default %(default)s)",
+    )
+    group.add_argument(
+        "--hot-mib",
+        type=int,
+        default=512,
+        help="memory for what selected attention read from storage lately (default %(default)s)",
+    )
+    group.add_argument(
         "--schedule",
         choices=("priority", "fcfs", "shortest"),
         default="priority",
@@ -212,4 +241,5 @@ def _sampling(given: argparse.Namespace) -> SamplingParams:
         seed=given.seed,
         stop=tuple(given.stop),
         ignore_eos=given.ignore_eos,
+        attention=Selected(mass=given.mass, max_share=given.max_share) if given.attention == "selected" else None,
     )

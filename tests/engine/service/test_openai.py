@@ -159,6 +159,9 @@ def test_the_model_is_listed(client: OpenAI, model: Model) -> None:
         ({"prompt": "a", "n": 17}, "n"),
         ({"prompt": "a", "temperature": "hot"}, "temperature"),
         ({"prompt": "a", "top_p": 0}, "top_p"),
+        ({"prompt": "a", "attention": "some"}, "attention"),
+        ({"prompt": "a", "attention": {"mass": 0}}, "attention"),
+        ({"prompt": "a", "attention": {"share": 0.5}}, "attention"),
         ({"prompt": "a", "logit_bias": {"1": 5}}, "logit_bias"),
         ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty"),
         ({"prompt": "a", "echo": True}, "echo"),
@@ -176,6 +179,14 @@ def test_what_would_be_ignored_is_refused_by_name(served: Served, body: dict[str
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert param is None or error["param"] == param
+
+
+@pytest.mark.parametrize("attention", ["exact", "selected", {"mass": 0.9, "max_share": 1}, {}])
+def test_attention_is_this_servers_own_field(client: OpenAI, attention: Any) -> None:
+    """Nothing lies in storage here, so the answer is that of exact attention."""
+    plain = client.completions.create(prompt="ab", max_tokens=4, **GREEDY)
+    asked = client.completions.create(prompt="ab", max_tokens=4, extra_body={"attention": attention}, **GREEDY)
+    assert asked.choices[0].text == plain.choices[0].text
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,23 @@ def test_an_ssd_folder_keeps_the_prefix_for_the_next_run(
     assert warm["answers"][0]["tokens"] == cold["answers"][0]["tokens"]
 
 
+def test_selected_attention_over_what_lies_in_storage(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    tiers = ("--ssd", tmp_path / "ssd", "--ssd-mib", 64, "--device-mib", 0, "--host-mib", 8, "--host-share", 0)
+    options = (model, "-p", CONTEXT, *tiers)
+    ask(capsys, *options)
+    exact = ask(capsys, *options)
+    every = ask(capsys, *options, "--attention", "selected", "--mass", 1, "--max-share", 1)
+    assert every["answers"][0]["tokens"] == exact["answers"][0]["tokens"]
+    assert exact["counters"]["bytes_attended"]["hot"] == 0
+    # The digests' pass, and the first choice of each layer, are read; the steps after it find them in memory.
+    assert every["counters"]["bytes_attended"]["hot"] > every["counters"]["bytes_attended"]["ssd"] > 0
+    none = ask(capsys, *options, "--attention", "selected", "--mass", 1, "--max-share", 1, "--hot-mib", 0)
+    assert none["counters"]["bytes_attended"]["hot"] == 0
+    assert none["answers"][0]["tokens"] == exact["answers"][0]["tokens"]
+
+
 def test_over_a_daemon(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     with (
         TemporaryDirectory(prefix="kve-") as folder,
@@ -136,6 +153,9 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str], model: Path) -> 
         (("-p", "a", "--host-mib", "0"), 2, "--host-mib is 0"),
         (("-p", "a", "--raw-layers", "1"), 2, "spec.raw_layers"),
         (("-p", "a", "--codec", "int8", "--recent-raw-tokens", "-9"), 2, "recent_raw_tokens"),
+        (("-p", "a", "--attention", "selected", "--mass", "0"), 2, "attention.mass"),
+        (("-p", "a", "--host-share", "1.5"), 2, "config.host_share"),
+        (("-p", "a", "--hot-mib", "-1"), 2, "config.hot_bytes"),
         ((), 2, "no prompt"),
         (("-p", "a", "--device", "tpu"), 2, "--device"),
         (("--file", "no/such/file"), 2, "no/such/file"),
