@@ -185,7 +185,8 @@ def test_what_would_be_ignored_is_refused_by_name(served: Served, body: dict[str
 def test_attention_is_this_servers_own_field(client: OpenAI, attention: Any) -> None:
     """Nothing lies in storage here, so the answer is that of exact attention."""
     plain = client.completions.create(prompt="ab", max_tokens=4, **GREEDY)
-    asked = client.completions.create(prompt="ab", max_tokens=4, extra_body={"attention": attention}, **GREEDY)
+    more = {**GREEDY, "extra_body": {**GREEDY["extra_body"], "attention": attention}}
+    asked = client.completions.create(prompt="ab", max_tokens=4, **more)
     assert asked.choices[0].text == plain.choices[0].text
 
 
