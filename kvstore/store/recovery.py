@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 
 import numpy as np
@@ -33,17 +33,12 @@ BATCH: int = 4096
 def recover(state: State, tier: Tier, disk: DiskTier) -> None:
     """Rebuild the index from one storage. Called once for each, the hottest first, before the store is used."""
     recovered = disk.recover()
-    batch: list[RecoveredBlock] = []
-    known: dict[NamespaceId, Namespace] | None = None
-    for block in recovered:
-        if known is None:
-            known = know_namespaces(state, disk)
-        batch.append(block)
-        if len(batch) == BATCH:
-            register_blocks(state, batch, known, tier)
-            batch = []
-    known = know_namespaces(state, disk) if known is None else known
-    register_blocks(state, batch, known, tier)
+    # Which namespaces there are is known once the first block is.
+    batch = list(islice(recovered, BATCH))
+    known = know_namespaces(state, disk)
+    while batch:
+        register_blocks(state, batch, known, tier)
+        batch = list(islice(recovered, BATCH))
     with state.locked() as book:
         if not set_depths(book.index):
             cut_circles(book)

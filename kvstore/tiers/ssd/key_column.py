@@ -50,10 +50,10 @@ class KeyColumn:
         whole = np.frombuffer(self._packed, np.uint8).reshape(-1, KEY_BYTES)
         return whole[rows]
 
-    def some(self, rows: list[int]) -> list[BlockKey]:
+    def some(self, rows: NDArray[np.intp]) -> list[BlockKey]:
         """Keys of some rows."""
-        packed = self._packed
-        return [BlockKey(bytes(packed[begin : begin + KEY_BYTES])) for begin in [row * KEY_BYTES for row in rows]]
+        found: list[BlockKey] = self.rows(rows).view(f"V{KEY_BYTES}").ravel().tolist()
+        return found
 
     def copy(self) -> KeyColumn:
         """The column as it is now."""

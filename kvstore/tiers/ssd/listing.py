@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvstore.core.errors import CorruptBlock
 from kvstore.core.types import BlockKey, Codec
-from kvstore.tiers.base import DiskHandle, RecoveredBlock
+from kvstore.tiers.base import RecoveredBlock
 from kvstore.tiers.ssd.core import Core
 from kvstore.tiers.ssd.files import read_pages
 from kvstore.tiers.ssd.findings import Findings
@@ -81,13 +82,19 @@ def recovered_blocks(core: Core, parents: dict[int, BlockKey]) -> Iterator[Recov
     for begin in range(0, len(handles), CHUNK_BLOCKS):
         row, place = rows[begin : begin + CHUNK_BLOCKS], positions[begin : begin + CHUNK_BLOCKS]
         ages = (age_of[row] << np.uint64(16)) | place.astype(np.uint64)
-        some = handles[begin : begin + CHUNK_BLOCKS].tolist()
-        columns = (row, place, space_of[row], codec_of[row], ages)
-        numbers = zip(*(column.tolist() for column in columns), strict=True)
-        for handle, key, (extent, position, space, codec, age) in zip(some, keys.some(some), numbers, strict=True):
-            if position == 0:
-                parent = first_parents[extent]
-            else:
-                parent = parents.get(handle, previous) if parents else previous
-            previous = key
-            yield RecoveredBlock(DiskHandle(handle), spaces[space], key, parent, codecs[codec], age)
+        some = handles[begin : begin + CHUNK_BLOCKS]
+        named, found = some.tolist(), keys.some(some)
+        # A block's parent is the one before it in its extent, but for the first, and where that one is dead.
+        above = [previous, *found[:-1]]
+        previous = found[-1]
+        for at in np.flatnonzero(place == 0).tolist():
+            above[at] = first_parents[int(row[at])]
+        for at in [at for at, handle in enumerate(named) if handle in parents] if parents else ():
+            above[at] = parents[named[at]]
+        owners = [spaces[space] for space in space_of[row].tolist()]
+        coded = [codecs[codec] for codec in codec_of[row].tolist()]
+        yield from map(_as_block, zip(named, owners, found, above, coded, ages.tolist(), strict=True))
+
+
+_as_block: Final = partial(tuple.__new__, RecoveredBlock)
+"""``RecoveredBlock._make`` without its call: a start makes one for each block."""

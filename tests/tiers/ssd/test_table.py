@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kvstore.core.types import ROOT_PARENT
@@ -30,7 +31,7 @@ def test_blocks_and_extents_have_their_keys_and_parents(recovered):
     table = recovered.tier._core.table
     keys = [recovered.maker.key(seed) for seed in range(600)]
     assert set(table.block_key) == {one.key for one in recovered.found} == set(keys)
-    assert table.block_key.some([3, 1]) == [table.block_key[3], table.block_key[1]]
+    assert table.block_key.some(np.array([3, 1])) == [table.block_key[3], table.block_key[1]]
     assert sorted(table.extent_parent) == sorted(ROOT_PARENT if n % 12 == 0 else keys[n - 1] for n in range(600))
     with pytest.raises(IndexError):
         table.block_key[600]
