@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -17,6 +18,7 @@ from kvstore.wire.paths import default_socket
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "Look": ("status", "top", "ls", "tree", "show", "explain", "match", "why", "leases", "du", "size", "doctor"),
     "Change": ("evict", "pin", "unpin", "warm", "forget", "drain", "compact"),
+    "Move": ("export", "import"),
     "Check": ("verify", "quarantine", "trace"),
 }
 """Panels of the help, and in each the commands: a module and a function in it of the same name."""
@@ -47,7 +49,9 @@ def make_app(connect: Connect, default_socket: str, names: Iterable[str] | None 
 
 
 def _function(name: str) -> Function:
-    return cast(Function, getattr(import_module(f"kvstore.tools.kvctl.{name}"), name))
+    # A word of Python's own can name neither a function nor a module that others import.
+    word = f"{name}_" if keyword.iskeyword(name) else name
+    return cast(Function, getattr(import_module(f"kvstore.tools.kvctl.{word}"), word))
 
 
 def commands_of(words: Sequence[str]) -> set[str] | None:
