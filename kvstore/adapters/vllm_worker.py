@@ -224,6 +224,8 @@ class Worker:
 
     def finished(self) -> tuple[set[str], set[str]]:
         """Requests that have ended and whose blocks were read, and those whose load between steps has ended."""
+        if not self._ending and not self._loading:
+            return set(), set()
         sent = self._ending - {save.request for save in self._queue}
         self._ending -= sent
         received = {name for name, (transfer, _) in self._loading.items() if transfer.done()}
