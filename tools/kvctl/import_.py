@@ -30,19 +30,20 @@ def import_(
     from kvstore.client import PutBlocks  # noqa: PLC0415 - numpy, which other commands spare
     from kvstore.core.namespace import BlockLayout  # noqa: PLC0415
     from kvstore.core.types import Durability, NamespaceId, Outcome  # noqa: PLC0415
-    from kvstore.tools.kvctl import archive  # noqa: PLC0415
+    from kvstore.tools.kvctl.archive import ArchiveReader  # noqa: PLC0415
     from kvstore.tools.kvctl.moving import open_client, raw_payload  # noqa: PLC0415
     from kvstore.wire import messages  # noqa: PLC0415
 
-    path, stored, existed, missed = Path(file), 0, 0, 0
-    with Progress() as progress:
+    stored = existed = missed = 0
+    with Progress() as progress, ArchiveReader(Path(file)) as archive:
         with progress.step(f"checking {file}"):
-            info, blocks = archive.verify(path, lambda done, total: progress.report(text.size(done), done, total))
+            archive.verify(lambda done, total: progress.report(text.size(done), done, total))
+        info, blocks = archive.info, archive.blocks
         spec, namespace_id = messages.spec_of(info.spec), NamespaceId(info.namespace_id)
         layout = BlockLayout.of(spec)
         window = max(1, WINDOW_BYTES // (layout.layers * layout.raw_slice_bytes))
         with progress.step(f"importing {text.plural(blocks, 'block')}"), open_client(call, info) as client:
-            coming = archive.read(path)
+            coming = archive.read()
             while part := list(islice(coming, window)):
                 done = client.put(
                     namespace_id,

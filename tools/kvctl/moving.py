@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvstore.client import Client, ClientOptions
-from kvstore.core.errors import InvalidArgument, NamespaceMismatch
+from kvstore.core.errors import NamespaceMismatch
 from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import Codec
 from kvstore.tools.kvctl.command import Call
@@ -35,16 +35,12 @@ def open_client(call: Call, info: admin_pb2.NamespaceInfo) -> Client:
 
 
 def raw_payload(spec: NamespaceSpec, layout: BlockLayout, codec: Codec, payload: bytes) -> bytes:
-    """A block's raw slices, layer by layer, from its payload under ``codec``. InvalidArgument for another size."""
-    unit = layout.raw_slice_bytes if codec is Codec.RAW else layout.slice_bytes
-    if len(payload) != layout.units_of(codec) * unit:
-        expected = f"{layout.units_of(codec) * unit}, those of its namespace"
-        raise InvalidArgument("FILE", f"a block of {len(payload)} bytes", expected)
+    """A block's raw slices, layer by layer, from its payload under ``codec``, which was verified."""
     if codec is Codec.RAW:
         return payload
     from kvstore.kernels import quant  # noqa: PLC0415 - only where blocks are coded
 
-    geometry, found = spec.geometry, bytearray()
+    geometry, unit, found = spec.geometry, layout.slice_bytes, bytearray()
     for layer in range(layout.layers):
         begin, end = layout.unit_range(codec, (layer, layer + 1))
         data = payload[begin * unit : end * unit]

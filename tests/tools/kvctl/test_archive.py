@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 
 from kvstore.client import Client, ClientOptions, PutBlocks
+from kvstore.core.errors import InvalidArgument
 from kvstore.core.keys import chain_keys, parents_of
-from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
-from kvstore.core.types import Codec, Outcome
+from kvstore.core.namespace import BlockLayout, NamespacePolicy, NamespaceSpec
+from kvstore.core.types import ROOT_PARENT, BlockKey, Codec, Outcome
 from kvstore.tools.daemon_process import DaemonProcess
+from kvstore.tools.kvctl.archive import ArchiveReader, ArchiveWriter
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.kvctl.export import parents_first
 from kvstore.tools.kvctl.main import main
+from kvstore.v1 import admin_pb2
+from kvstore.wire import messages
 
 STRICT = ClientOptions(strict=True, buffer_bytes=8 << 20)
 SHAPE = {"layers": 3, "kv_heads": 2, "head_dim": 16, "block_tokens": 16}
@@ -122,6 +126,38 @@ def test_of_a_damaged_file_nothing_is_put(kvctl, tmp_path, daemons):
         code, _, said = kvctl(two, "import", broken)
         assert (code, "FILE is" in said) == (Exit.USAGE, True)
     assert json.loads(kvctl(two, "ls", "-o", "json")[1]) == {"namespaces": []}
+
+
+def test_every_bit_of_an_archive_counts(tmp_path):
+    spec, path = SPECS["opaque"], tmp_path / "archive"
+    layout = BlockLayout.of(spec)
+    info = admin_pb2.NamespaceInfo(namespace_id=spec.namespace_id, name="n", spec=messages.spec_message(spec))
+    key = BlockKey(b"k" * 32)
+
+    def written(*blocks):
+        path.unlink(missing_ok=True)
+        with ArchiveWriter(path, info) as archive:
+            for block in blocks:
+                archive.add(*block)
+            archive.finish()
+        return path.read_bytes()
+
+    def refused(data):
+        path.write_bytes(data)
+        with ArchiveReader(path) as archive, pytest.raises(InvalidArgument, match="FILE"):
+            archive.verify(lambda *_: None)
+
+    raw = memoryview(bytes(layout.layers * layout.raw_slice_bytes))
+    whole = written((key, ROOT_PARENT, Codec.RAW, raw))
+    heads = [*range(300), *range(len(whole) - 40, len(whole))]
+    for bit in (8 * at + i for at in heads if at < len(whole) for i in range(8)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        refused(bytes(flipped))
+    # Whole files that no export writes.
+    refused(written((key, b"p" * 32, Codec.RAW, raw)))
+    refused(written((key, ROOT_PARENT, Codec.RAW, raw[:-1])))
+    refused(written((key, ROOT_PARENT, 77, raw)))
 
 
 def test_a_file_that_is_there_is_not_touched_and_a_failure_leaves_none(kvctl, tmp_path, daemons):
