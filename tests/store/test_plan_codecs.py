@@ -12,11 +12,10 @@ from kvstore.client.plan import Plan
 from kvstore.core.keys import chain_keys, parents_of
 from kvstore.core.namespace import NamespacePolicy, NamespaceSpec
 from kvstore.core.types import Codec, Durability, Outcome, Target, Tier
-from kvstore.kernels import native
 from kvstore.testing.world import World
-from tests.store.planning import ssd
+from tests.store.planning import needs_native, ssd
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="plans are read by native code")
+pytestmark = needs_native
 
 SPEC = NamespaceSpec(
     model="codecs", dtype="float16", layers=4, kv_heads=2, head_dim=16, block_tokens=16, codec="int8"
