@@ -61,7 +61,9 @@ class Trace:
             lines = log.read().split(b"\n")
         for line in lines[:-1]:
             if MARK in line:
-                self._take(line.partition(MARK)[2].decode().split(), self._read)
+                # Behind what was done may stand the request that asked for it, in brackets.
+                done = line.partition(MARK)[2].partition(b" [")[0]
+                self._take(done.decode().split(), self._read)
             elif ERROR in line:
                 self.errors.append(line.decode(errors="replace"))
             self.incomplete += INCOMPLETE in line

@@ -91,6 +91,7 @@ REMOVED = f"gone {KEY.hex()} REMOVED"
         (None, False, (), {"lost": 1}),
         (None, True, (), {"lost": 1}),
         (None, False, (EVICTED,), {"evicted": 1}),
+        (None, False, (f"{EVICTED} [request 4-4]",), {"evicted": 1}),
         (None, True, (EVICTED,), {"lost": 1}),
         (payload_of(KEY), True, (EVICTED,), {"drops_undone": 1}),
         (None, False, (REMOVED,), {"lost": 1}),
@@ -103,7 +104,8 @@ REMOVED = f"gone {KEY.hex()} REMOVED"
         (None, False, (f"stored SSD {KEY.hex()}",), {"lost": 1}),
     ],
     ids=[
-        "right", "wrong", "phantom", "lost", "named and lost", "evicted", "named, so not evicted", "eviction undone",
+        "right", "wrong", "phantom", "lost", "named and lost", "evicted", "evicted, asked",
+        "named, so not evicted", "eviction undone",
         "not asked", "dropped", "quarantined", "from HOST only", "gone", "another's", "torn line", "stored",
     ],
 )  # fmt: skip
