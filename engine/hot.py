@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvstore.client.pieces import PieceCopies
 from kvstore.engine.cold import Indices, Piece
-from kvstore.kernels import native
-from kvstore.kernels.attention_torch import memory_at
 from kvstore.kernels.layout import SLICE_ALIGNMENT, SliceGeometry, align_up
 
 CODECS: Final = ("raw", "int8")
@@ -71,15 +70,7 @@ class HotSlices:
         rows, nbytes = piece.rows[: len(slots)], self._bytes[piece.codec]
         old = self._row_of[slots]
         self._slot_of[old[old != ABSENT]] = ABSENT
-        copy_all(self._memory.ctypes.data + slots * self._stride, piece.addresses[0, : len(slots)].numpy(), nbytes)
+        targets, sources = self._memory.ctypes.data + slots * self._stride, piece.addresses[0, : len(slots)].numpy()
+        PieceCopies(targets, np.ascontiguousarray(sources), nbytes, ()).run(threads=1)
         self._row_of[slots], self._slot_of[rows] = rows, slots
         self._codec_of[slots], self._used[slots] = CODECS.index(piece.codec), self._choice
-
-
-def copy_all(targets: NDArray[np.int64], sources: NDArray[np.int64], nbytes: int) -> None:
-    """Copy as many bytes from each of these addresses of this process to each of those."""
-    if native.available():
-        native.copy_pieces(targets, np.ascontiguousarray(sources), nbytes, 1)
-        return
-    for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
-        memory_at(target, nbytes)[:] = memory_at(source, nbytes)

@@ -78,7 +78,7 @@ def bound_scores(query: NDArray[np.float32], digests: Digests) -> tuple[NDArray[
     ``h // (q_heads / kv_heads)``. Native where there are C++ kernels for the shape.
     """
     _, _, kv_heads, dim = digests.shape
-    if native.available() and dim <= native.extension().MAX_SIDE:
+    if native.fits(dim):
         most, middle = (np.empty((len(digests), len(query)), np.float32) for _ in range(2))
         native.digest_scores(query, digests, (most, middle))
         return most, middle

@@ -100,10 +100,15 @@ def available() -> bool:
     return not isinstance(_extension(), str)
 
 
-def holds(geometry: SliceGeometry) -> bool:
-    """Whether the C++ kernels can run on slices of this shape (sides up to 256)."""
+def fits(*sides: int) -> bool:
+    """Whether the C++ kernels can run on arrays of these sides (up to 256)."""
     found = _extension()
-    return not isinstance(found, str) and max(geometry.head_dim, geometry.block_tokens) <= found.MAX_SIDE
+    return not isinstance(found, str) and max(sides) <= found.MAX_SIDE
+
+
+def holds(geometry: SliceGeometry) -> bool:
+    """Whether the C++ kernels can run on slices of this shape."""
+    return fits(geometry.head_dim, geometry.block_tokens)
 
 
 @functools.cache
