@@ -11,11 +11,10 @@ import typer
 from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call, need, slow
 from kvstore.tools.kvctl.exits import Exit
-from kvstore.tools.kvctl.options import find_namespace, namespace_label
+from kvstore.tools.kvctl.options import PAGE_BLOCKS, block_pages, find_namespace, namespace_label
 from kvstore.tools.progress import Progress
 from kvstore.v1 import admin_pb2
 
-WINDOW_BYTES: Final = 32 << 20
 WINDOW_BLOCKS: Final = 512
 
 
@@ -33,7 +32,7 @@ def export(
     need(bool(namespace), "NAMESPACE", "empty", "a name, a model or the start of an id")
     from kvstore.core.types import BlockKey, NamespaceId  # noqa: PLC0415 - numpy, which other commands spare
     from kvstore.tools.kvctl.archive import ArchiveWriter  # noqa: PLC0415
-    from kvstore.tools.kvctl.moving import open_client  # noqa: PLC0415
+    from kvstore.tools.kvctl.moving import WINDOW_BYTES, open_client  # noqa: PLC0415
 
     info = find_namespace(call, namespace)
     order, orphans = parents_first(_list(call, info.namespace_id))
@@ -67,14 +66,9 @@ def export(
 
 def _list(call: Call, namespace_id: bytes) -> dict[bytes, bytes]:
     """Parents of all blocks of a namespace, by key."""
-    request = admin_pb2.ListBlocksRequest(namespace_id=namespace_id, limit=1000)
-    found: dict[bytes, bytes] = {}
-    while True:
-        page = call.ask("Admin/ListBlocks", request, admin_pb2.ListBlocksResponse)
-        found.update((block.key, block.parent) for block in page.blocks if block.residency)
-        if not page.next_page_token:
-            return found
-        request.page_token = page.next_page_token
+    request = admin_pb2.ListBlocksRequest(namespace_id=namespace_id, limit=PAGE_BLOCKS)
+    pages = block_pages(call, request)
+    return {block.key: block.parent for page in pages for block in page.blocks if block.residency}
 
 
 def parents_first(parents: dict[bytes, bytes]) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:

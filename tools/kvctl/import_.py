@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -12,8 +12,6 @@ from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call, slow
 from kvstore.tools.kvctl.exits import Exit
 from kvstore.tools.progress import Progress
-
-WINDOW_BYTES: Final = 32 << 20
 
 
 @slow(60.0)
@@ -31,7 +29,7 @@ def import_(
     from kvstore.core.namespace import BlockLayout  # noqa: PLC0415
     from kvstore.core.types import Durability, NamespaceId, Outcome  # noqa: PLC0415
     from kvstore.tools.kvctl.archive import ArchiveReader  # noqa: PLC0415
-    from kvstore.tools.kvctl.moving import open_client, raw_payload  # noqa: PLC0415
+    from kvstore.tools.kvctl.moving import WINDOW_BYTES, open_client, raw_payload  # noqa: PLC0415
     from kvstore.wire import messages  # noqa: PLC0415
 
     stored = existed = missed = 0

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from kvstore.tools import text
 from kvstore.tools.kvctl.command import Call, need
 from kvstore.tools.kvctl.exits import Exit
-from kvstore.tools.kvctl.options import TierOption, all_namespaces, find_namespace, parse_tier, tier_letters
+from kvstore.tools.kvctl.options import (
+    PAGE_BLOCKS,
+    TierOption,
+    all_namespaces,
+    block_pages,
+    find_namespace,
+    parse_tier,
+    tier_letters,
+)
 from kvstore.tools.kvctl.status import saved_of
 from kvstore.tools.output import columns, plain
 from kvstore.v1 import admin_pb2
-
-PAGE_BLOCKS: Final = 1000
 
 
 def ls(
@@ -63,12 +69,10 @@ def _blocks(call: Call, namespace: str, tier: str, limit: int) -> Exit:
     if namespace:
         request.namespace_id = find_namespace(call, namespace).namespace_id
     blocks: list[admin_pb2.BlockInfo] = []
-    while True:
-        page = call.ask("Admin/ListBlocks", request, admin_pb2.ListBlocksResponse)
+    for page in block_pages(call, request):
         blocks += page.blocks
-        if not page.next_page_token or (limit and len(blocks) >= limit):
+        if limit and len(blocks) >= limit:
             break
-        request.page_token = page.next_page_token
     more = bool(page.next_page_token) or (limit and len(blocks) > limit)
     shown = blocks[: limit or None]
     if not call.printer.for_people:

@@ -13,6 +13,8 @@ from kvstore.v1 import admin_pb2
 from kvstore.wire import messages
 
 BUFFER_BYTES: Final = 64 << 20
+WINDOW_BYTES: Final = 32 << 20
+"""Blocks that are got or put together."""
 
 
 def open_client(call: Call, info: admin_pb2.NamespaceInfo) -> Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Final
 
 import typer
@@ -57,6 +58,19 @@ def all_namespaces(call: Call) -> list[admin_pb2.NamespaceInfo]:
         if not page.next_page_token:
             return sorted(found, key=lambda info: (info.name or info.spec.model, info.namespace_id))
         request = admin_pb2.ListNamespacesRequest(page_token=page.next_page_token)
+
+
+PAGE_BLOCKS: Final = 1000
+
+
+def block_pages(call: Call, request: admin_pb2.ListBlocksRequest) -> Iterator[admin_pb2.ListBlocksResponse]:
+    """The answers of ListBlocks, page by page; the request's page token is this function's."""
+    while True:
+        page = call.ask("Admin/ListBlocks", request, admin_pb2.ListBlocksResponse)
+        yield page
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
 
 
 def find_namespace(call: Call, wanted: str) -> admin_pb2.NamespaceInfo:
