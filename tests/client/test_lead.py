@@ -6,7 +6,6 @@ The daemon's side is a socket of the test, so that replies come in the order tha
 from __future__ import annotations
 
 import socket
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -17,6 +16,7 @@ from kvstore.client.handshake import Hello, Welcome
 from kvstore.client.session_connection import CALLS_MAX, SessionConnection
 from kvstore.core.errors import DeadlineExceeded, Unavailable
 from kvstore.wire.framing import FrameDecoder, FrameKind, pack_frame
+from tests.client.harness import until
 
 LONG_S = 60.0
 SOON_S = 20.0
@@ -51,13 +51,6 @@ def ends(monkeypatch):
         yield link, Peer(theirs), pool
         link.close()
         theirs.close()
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0)
 
 
 def begin(link, peer, pool, payload: bytes, timeout_s: float = LONG_S) -> Future[bytes]:
