@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from kvstore.client import steps
 from kvstore.client.aio_calls import AsyncCalls
@@ -28,10 +28,6 @@ from kvstore.core.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.core.types import Area, BlockKey, NamespaceId
 from kvstore.v1 import session_pb2
 from kvstore.wire.paths import grpc_socket, unix_address
-
-if TYPE_CHECKING:
-    # It loads numpy, which admin tools start without.
-    pass
 
 T = TypeVar("T")
 

@@ -74,12 +74,14 @@ class Movement:
         for _ in range(ROUNDS_MAX):
             with self.state.locked() as book:
                 offset = arena.allocate(nbytes)
-                victims = self._choose(book, tier, nbytes) if offset is None else []
-                if offset is None and victims == []:
-                    offset = arena.allocate(nbytes)
-            if offset is not None:
-                return offset
-            if victims is None or (victims and not self._demote_and_drop(tier, victims)):
+                if offset is not None:
+                    return offset
+                victims = self._choose(book, tier, nbytes)
+                if victims is None:
+                    return None
+                if not victims and (offset := arena.allocate(nbytes)) is not None:
+                    return offset
+            if victims and not self._demote_and_drop(tier, victims):
                 return None
         return None
 
