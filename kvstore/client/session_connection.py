@@ -188,6 +188,9 @@ class SessionConnection:
         """Nobody waits for the reply of a call any more: hand it to ``late`` when it comes, or drop it."""
         with self._changed:
             call = self._calls.pop(call_id, None)
+            if len(self._calls) == CALLS_MAX - 1:
+                # Who waits for a turn may have looked when the reply came, before this call gave its own back.
+                self._changed.notify_all()
             if late is None or self._closed:
                 return
             if call is None or call.frame is None:
