@@ -17,6 +17,8 @@ SOURCES = [
     "module",
     "index",
     "index_face",
+    "index_memory",
+    "index_reader",
     "module_plans",
     "module_digests",
     "digests",

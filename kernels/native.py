@@ -34,7 +34,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | mmap.mmap | np.ndarray[Any
 LEVELS: Final = ("avx512", "avx2", "portable")
 """Instruction-set levels, best first; a machine offers those that it and the build support."""
 
-INTERFACE: Final = 2
+INTERFACE: Final = 3
 """Of the extension's functions, as ``native/module.cpp`` has it too; with another one the extension is not used."""
 
 _FORMATS: Final = {"float16": 0, "bfloat16": 1, "float32": 2, "int8": 3}
@@ -129,12 +129,21 @@ def _shape(geometry: SliceGeometry, codec: str) -> tuple[int, int, int, int]:
     return geometry.kv_heads, geometry.head_dim, geometry.block_tokens, _FORMATS[name]
 
 
-def index(tiers: Sequence[int]) -> Any:
+def index(tiers: Sequence[int], slots_max: int, *, shared: bool) -> Any:
     """A new index of blocks with columns for these tiers; see ``kvstore/store/columns/native.py``.
 
-    MemoryError where the system gives no address space for the columns.
+    ``shared``: what other processes need to match is in a memfd. It holds so many slots, or 134 million if that is
+    less. MemoryError where the system gives no address space for the columns.
     """
-    return _module().Index(list(tiers))
+    return _module().Index(list(tiers), slots_max, shared)
+
+
+def mapped_index(fd: int) -> Any:
+    """The index of another process, mapped read-only from the memfd ``fd``, which stays the caller's.
+
+    ValueError for what is no index of the layout that this release knows; RuntimeError without the extension.
+    """
+    return _module().MappedIndex(fd)
 
 
 def thread_count() -> int:

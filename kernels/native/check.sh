@@ -11,7 +11,7 @@ flags="-std=c++20 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra
 for kind in address,undefined thread; do
     objects=""
     compilers=""
-    for name in paged pool memory crc copies digests lz4 plans plan_pieces plan_threads levels level_portable level_avx2 level_avx512 index check_index check_plans check_main; do
+    for name in paged pool memory crc copies digests lz4 plans plan_pieces plan_threads levels level_portable level_avx2 level_avx512 index index_memory index_reader check_index check_index_reader check_plans check_main; do
         more=""
         if [ "$(uname -m)" = x86_64 ]; then
             case $name in

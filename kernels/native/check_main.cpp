@@ -19,7 +19,8 @@
 #include "pool.h"
 
 int check_plans();  // check_plans.cpp; it ends the process where a check fails
-int check_index();  // check_index.cpp; how many of its checks failed
+int check_index();         // check_index.cpp; how many of its checks failed
+int check_index_reader();  // check_index_reader.cpp; likewise
 
 namespace {
 
@@ -284,7 +285,7 @@ int main() {
     for (const kv::Level* level : levels()) check_digests(*level);
     check_merge();
     check_memory();
-    failures += check_index();
+    failures += check_index() + check_index_reader();
     failures += check_plans();
     // Callers at once, and the pool's size changing under them: only the sanitizers can see these fail.
     std::vector<std::thread> callers;

@@ -1,23 +1,21 @@
 #include "index.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <random>
 #include <stdexcept>
 
 namespace kv {
 
 namespace {
 
-constexpr std::uint32_t kMoved = 0xFFFFFFFF;  // in the place of an entry of the old table that has gone over
 constexpr std::size_t kFirstEntries = 1 << 10;
 constexpr std::size_t kMovedAtOnce = 8;  // entries of the old table: it is empty before the new one is full
 constexpr std::uint32_t kDepthMax = 0xFFFF, kHitsMax = 0xFFFF;
 constexpr std::size_t kAhead = 32;  // keys whose memory is asked for together
 
-std::uint64_t folded(std::uint64_t a, std::uint64_t b) {
-    const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
-    return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+void publish_key(Key& key, const std::uint8_t* bytes) {
+    std::uint64_t words[kKeyWords];
+    std::memcpy(words, bytes, sizeof words);
+    for (std::size_t i = 0; i < kKeyWords; ++i) publish(key.words[i], words[i]);
 }
 
 std::uint16_t depth_of(std::uint32_t depth) { return static_cast<std::uint16_t>(depth < kDepthMax ? depth : kDepthMax); }
@@ -26,25 +24,24 @@ std::uint16_t depth_of(std::uint32_t depth) { return static_cast<std::uint16_t>(
 
 // ---------------------------------------------------------------- the table
 
-void SlotTable::Freed::operator()(void* at) const { std::free(at); }
-
-SlotTable::Table SlotTable::make(std::size_t capacity) {
-    Table made;
-    // Zeros that are not written: of a large table the system gives pages as they are touched.
-    made.entries.reset(static_cast<Entry*>(std::calloc(capacity, sizeof(Entry))));
-    if (!made.entries) throw std::bad_alloc();
-    made.mask = static_cast<std::uint32_t>(capacity - 1);
-    return made;
+SlotTable::Table SlotTable::make(std::size_t capacity) const {
+    if (capacity > memory_.shape.entries_max) throw std::bad_alloc();
+    return {memory_.table(capacity), static_cast<std::uint32_t>(capacity - 1)};
 }
 
-SlotTable::SlotTable() : now_(make(kFirstEntries)) {}
+void SlotTable::tell() const {
+    publish(memory_.header().now, std::uint64_t{now_.capacity()});
+    publish(memory_.header().old, std::uint64_t{old_.capacity()});
+}
+
+SlotTable::SlotTable(IndexMemory& memory) : memory_(memory), now_(make(kFirstEntries)) { tell(); }
 
 std::int32_t SlotTable::find(std::uint32_t tag, std::uint32_t space, const std::uint8_t* key,
                              const Column<std::uint32_t>& spaces, const Column<Key>& keys) const {
     for (const Table* table : {&now_, &old_}) {
-        if (!table->entries) break;
+        if (table->entries == nullptr) break;
         for (std::uint32_t at = tag & table->mask;; at = (at + 1) & table->mask) {
-            const Entry entry = table->entries[at];
+            const Entry entry = (*table)[at];
             if (entry.place == 0) break;
             if (entry.tag != tag || entry.place == kMoved) continue;
             const std::uint32_t slot = entry.place - 1;
@@ -56,88 +53,91 @@ std::int32_t SlotTable::find(std::uint32_t tag, std::uint32_t space, const std::
 
 std::int32_t SlotTable::likely(std::uint32_t tag) const {
     for (std::uint32_t at = tag & now_.mask;; at = (at + 1) & now_.mask) {
-        const Entry entry = now_.entries[at];
+        const Entry entry = now_[at];
         if (entry.place == 0) return kNone;
         if (entry.tag == tag) return static_cast<std::int32_t>(entry.place - 1);
     }
 }
 
-void SlotTable::put(Table& table, Entry entry) {
-    std::uint32_t at = entry.tag & table.mask;
-    while (table.entries[at].place != 0) at = (at + 1) & table.mask;
-    table.entries[at] = entry;
+void SlotTable::Table::add(Entry entry) {
+    std::uint32_t at = entry.tag & mask;
+    while ((*this)[at].place != 0) at = (at + 1) & mask;
+    put(at, entry);
 }
 
 void SlotTable::move_some() {
-    for (std::size_t step = 0; step < kMovedAtOnce && old_.entries; ++step) {
-        Entry& entry = old_.entries[moved_];
+    for (std::size_t step = 0; step < kMovedAtOnce && old_.entries != nullptr; ++step) {
+        const auto at = static_cast<std::uint32_t>(moved_);
+        const Entry entry = old_[at];
         if (entry.place != 0 && entry.place != kMoved) {
-            put(now_, entry);
-            entry.place = kMoved;
+            now_.add(entry);
+            old_.put(at, {entry.tag, kMoved});
         }
-        if (++moved_ == old_.capacity()) old_ = Table{};
+        if (++moved_ < old_.capacity()) continue;
+        const std::size_t gone = old_.capacity();
+        old_ = Table{};
+        tell();
+        memory_.forget_table(gone);
     }
 }
 
 void SlotTable::insert(std::uint32_t tag, std::int32_t slot) {
-    if (old_.entries) {
+    if (old_.entries != nullptr) {
         move_some();
     } else if ((count_ + 1) * 4 > now_.capacity() * 3) {
-        Table larger = make(2 * now_.capacity());
-        old_ = std::move(now_);
-        now_ = std::move(larger);
+        const Table larger = make(2 * now_.capacity());
+        old_ = now_;
+        now_ = larger;
         moved_ = 0;
+        tell();
     }
-    put(now_, {tag, static_cast<std::uint32_t>(slot) + 1});
+    now_.add({tag, static_cast<std::uint32_t>(slot) + 1});
     ++count_;
 }
 
 void SlotTable::erase(std::uint32_t tag, std::int32_t slot) {
     const std::uint32_t place = static_cast<std::uint32_t>(slot) + 1;
     --count_;
-    if (old_.entries)
-        for (std::uint32_t at = tag & old_.mask; old_.entries[at].place != 0; at = (at + 1) & old_.mask)
-            if (old_.entries[at].place == place) {
-                old_.entries[at].place = kMoved;
+    if (old_.entries != nullptr)
+        for (std::uint32_t at = tag & old_.mask; old_[at].place != 0; at = (at + 1) & old_.mask)
+            if (old_[at].place == place) {
+                old_.put(at, {tag, kMoved});
                 return;
             }
     std::uint32_t hole = tag & now_.mask;
-    while (now_.entries[hole].place != place) {
-        if (now_.entries[hole].place == 0) throw std::logic_error("the slot is not in the table");
+    while (now_[hole].place != place) {
+        if (now_[hole].place == 0) throw std::logic_error("the slot is not in the table");
         hole = (hole + 1) & now_.mask;
     }
     // Those behind it come forward, unless that would put them before where they are looked for.
-    for (std::uint32_t at = (hole + 1) & now_.mask; now_.entries[at].place != 0; at = (at + 1) & now_.mask) {
-        const std::uint32_t home = now_.entries[at].tag & now_.mask;
+    for (std::uint32_t at = (hole + 1) & now_.mask; now_[at].place != 0; at = (at + 1) & now_.mask) {
+        const std::uint32_t home = now_[at].tag & now_.mask;
         if (((at - home) & now_.mask) < ((at - hole) & now_.mask)) continue;
-        now_.entries[hole] = now_.entries[at];
+        now_.put(hole, now_[at]);
         hole = at;
     }
-    now_.entries[hole] = {0, 0};
+    now_.put(hole, {0, 0});
 }
 
 // ---------------------------------------------------------------- slots
 
-Index::Index(const std::vector<int>& tiers, std::size_t count)
-    : keys(count), parent(count), children(count), spaces(count), last_use(count), residency(count), codec(count),
-      depth(count), hits(count) {
+Index::Index(const std::vector<int>& tiers, std::size_t count, bool shared)
+    : memory_(count, kNamesMax, shared), keys(memory_.at<Key>(memory_.shape.keys), count), parent(count), children(count),
+      spaces(memory_.at<std::uint32_t>(memory_.shape.spaces), count), last_use(count),
+      residency(memory_.at<std::uint8_t>(memory_.shape.residency), count), codec(count), depth(count), hits(count), table_(memory_) {
     for (const int number : tiers) {
         if (number < 1 || number > kIndexTiers) throw std::invalid_argument("a tier's number is 1 to 8");
         if (tiers_[number]) continue;
         tiers_[number] = std::make_unique<TierColumns>(count);
         numbers_.push_back(number);
     }
-    std::random_device random;
-    for (std::uint64_t& seed : seeds_) seed = std::uint64_t{random()} << 32 | random();
 }
 
-std::uint32_t Index::tag_of(std::uint32_t space, const std::uint8_t* key) const {
-    std::uint64_t words[4];
-    std::memcpy(words, key, sizeof words);
-    const std::uint64_t low = folded(words[0] ^ seeds_[0], words[1] ^ seeds_[1]);
-    const std::uint64_t high = folded(words[2] ^ seeds_[2], words[3] ^ seeds_[3]);
-    const std::uint64_t mixed = folded(low ^ seeds_[4], high ^ (space + seeds_[2]));
-    return static_cast<std::uint32_t>(mixed ^ mixed >> 32);
+void Index::name(std::uint32_t space, const std::uint8_t* name) {
+    if (space >= memory_.shape.names) return;
+    static const Key none{};
+    const Change change(memory_.header());
+    publish_key(memory_.at<Key>(memory_.shape.name)[space], name != nullptr ? name : none.bytes);
 }
 
 std::int32_t Index::find(std::uint32_t space, const std::uint8_t* key) const {
@@ -167,6 +167,7 @@ void Index::find_all(std::uint32_t space, const std::uint8_t* const* wanted, std
 std::int32_t Index::add(const std::uint8_t* key, std::int32_t above, std::uint32_t space, std::uint32_t deep) {
     if (free_.empty() && static_cast<std::size_t>(fresh_) == keys.size()) throw std::bad_alloc();
     const std::int32_t slot = free_.empty() ? fresh_ : free_.back();
+    const Change change(memory_.header());
     table_.insert(tag_of(space, key), slot);
     if (free_.empty()) {
         for (const int number : numbers_) tiers_[number]->colder[slot] = tiers_[number]->hotter[slot] = kUnlisted;
@@ -174,9 +175,9 @@ std::int32_t Index::add(const std::uint8_t* key, std::int32_t above, std::uint32
     } else {
         free_.pop_back();
     }
-    std::memcpy(keys[slot].bytes, key, kKeyBytes);
+    publish_key(keys[slot], key);
     parent[slot] = above;
-    spaces[slot] = space;
+    publish(spaces[slot], space);
     depth[slot] = depth_of(deep);
     if (above >= 0) ++children[above];
     return slot;
@@ -195,9 +196,10 @@ void Index::orphan(std::int32_t slot) {
 
 void Index::remove(std::int32_t slot) {
     if (!in_use(slot)) throw std::out_of_range("the slot is free");
+    const Change change(memory_.header());
     table_.erase(tag_of(spaces[slot], keys[slot].bytes), slot);
     if (parent[slot] >= 0) --children[parent[slot]];
-    spaces[slot] = kFree;
+    publish(spaces[slot], kFree);
     codec[slot] = 0;
     hits[slot] = 0;
     free_.push_back(slot);
@@ -231,7 +233,7 @@ Entered Index::enter(std::uint32_t space, int number, const std::vector<Recovere
         codec[slot] = block.kind;
         tier.place[slot] = block.place;
         done.fresh += residency[slot] == 0;
-        residency[slot] |= bit;
+        publish(residency[slot], static_cast<std::uint8_t>(residency[slot] | bit));
         if (parent[slot] >= 0) ++tier.kids[parent[slot]];
         ++done.kinds[block.kind & (kKinds - 1)];
         if (tier.lists) use(number, slot);

@@ -13,30 +13,33 @@
 #include <new>
 #include <vector>
 
+#include "index_memory.h"
+
 namespace kv {
 
 inline constexpr std::int32_t kNone = -1, kUnknown = -2, kUnlisted = -3;
 inline constexpr int kIndexTiers = 8, kTierBits = 4, kKinds = 4;
-inline constexpr std::size_t kKeyBytes = 32;
-// Slots of an index: 134 million. Address space is what this costs, and nothing else.
-inline constexpr std::size_t kSlotsMax = std::size_t{1} << 27;
+// Slots of an index: 134 million; and namespaces whose numbers readers in other processes know. Address space is what
+// this costs, and nothing else.
+inline constexpr std::size_t kSlotsMax = std::size_t{1} << 27, kNamesMax = std::size_t{1} << 20;
 // In the namespace column of a slot that is free.
 inline constexpr std::uint32_t kFree = 0xFFFFFFFF;
 
-// One field of all slots, zeros at first.
+// One field of all slots, zeros at first. Its memory is its own, or a part of the index's.
 template <typename T>
 class Column {
 public:
     Column() = default;
+    Column(T* data, std::size_t count) : data_(data), bytes_(count * sizeof(T)), own_(false) {}
     explicit Column(std::size_t count) : bytes_(count * sizeof(T)) {
         void* const at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED) throw std::bad_alloc();
         data_ = static_cast<T*>(at);
     }
     ~Column() {
-        if (data_ != nullptr) munmap(data_, bytes_);
+        if (data_ != nullptr && own_) munmap(data_, bytes_);
     }
-    Column(Column&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
+    Column(Column&& other) noexcept : data_(other.data_), bytes_(other.bytes_), own_(other.own_) { other.data_ = nullptr; }
     Column& operator=(Column&&) = delete;
     Column(const Column&) = delete;
 
@@ -49,10 +52,12 @@ public:
 private:
     T* data_ = nullptr;
     std::size_t bytes_ = 0;
+    bool own_ = true;
 };
 
-struct Key {
+union Key {
     std::uint8_t bytes[kKeyBytes];
+    std::uint64_t words[kKeyWords];
 };
 
 // One block that a storage tier was found to hold at a start.
@@ -73,9 +78,10 @@ struct Entered {
 
 // Slots by (namespace, key). It grows by a second table, to which a few entries go with each one that comes: no call
 // pays for all of them. Entries have 32 bits of the hash beside the slot; where they agree, the key's column decides.
+// What changes it is part of a Change of its owner's.
 class SlotTable {
 public:
-    SlotTable();
+    explicit SlotTable(IndexMemory& memory);
     std::int32_t find(std::uint32_t tag, std::uint32_t space, const std::uint8_t* key, const Column<std::uint32_t>& spaces,
                       const Column<Key>& keys) const;
     void prefetch(std::uint32_t tag) const { __builtin_prefetch(&now_.entries[tag & now_.mask]); }
@@ -86,21 +92,19 @@ public:
     std::size_t bytes() const { return (now_.capacity() + old_.capacity()) * sizeof(Entry); }
 
 private:
-    struct Entry {
-        std::uint32_t tag, place;  // slot + 1; 0 where there is none
-    };
-    struct Freed {
-        void operator()(void* at) const;
-    };
     struct Table {
-        std::unique_ptr<Entry[], Freed> entries;
+        std::uint64_t* entries = nullptr;
         std::uint32_t mask = 0;
-        std::size_t capacity() const { return entries ? std::size_t{mask} + 1 : 0; }
+        std::size_t capacity() const { return entries != nullptr ? std::size_t{mask} + 1 : 0; }
+        Entry operator[](std::uint32_t at) const { return Entry::of(entries[at]); }
+        void put(std::uint32_t at, Entry entry) { publish(entries[at], entry.word()); }
+        void add(Entry entry);
     };
-    static Table make(std::size_t capacity);
-    static void put(Table& table, Entry entry);
+    Table make(std::size_t capacity) const;
+    void tell() const;  // readers, which tables there are
     void move_some();
 
+    IndexMemory& memory_;
     Table now_, old_;  // old_ is empty but while entries go over
     std::size_t count_ = 0, moved_ = 0;
 };
@@ -126,7 +130,8 @@ struct TierColumns {
 
 class Index {
 public:
-    explicit Index(const std::vector<int>& tiers, std::size_t slots_max = kSlotsMax);
+    // With `shared`, what readers in other processes need is in a memfd.
+    explicit Index(const std::vector<int>& tiers, std::size_t slots_max = kSlotsMax, bool shared = false);
 
     std::int32_t find(std::uint32_t space, const std::uint8_t* key) const;
     // As find for each of many keys, which lie anywhere; memory is waited for once and not for each.
@@ -139,6 +144,10 @@ public:
     std::int32_t top() const { return fresh_; }
     std::size_t count() const { return static_cast<std::size_t>(fresh_) - free_.size(); }
     std::size_t table_bytes() const { return table_.bytes(); }
+    const IndexMemory& memory() const { return memory_; }
+    // What readers are told: which namespace has this number (null: none any more), and what bits they may answer for.
+    void name(std::uint32_t space, const std::uint8_t* name);
+    void set_readable(std::uint8_t bits) { publish(memory_.header().readable, std::uint64_t{bits}); }
 
     Entered enter(std::uint32_t space, int tier, const std::vector<Recovered>& blocks);
 
@@ -158,6 +167,10 @@ public:
     TierColumns* tier(int number) const { return number >= 0 && number <= kIndexTiers ? tiers_[number].get() : nullptr; }
     TierColumns& need(int number) const;
 
+private:
+    IndexMemory memory_;
+
+public:
     Column<Key> keys;
     Column<std::int32_t> parent, children;
     Column<std::uint32_t> spaces, last_use;
@@ -165,7 +178,7 @@ public:
     Column<std::uint16_t> depth, hits;
 
 private:
-    std::uint32_t tag_of(std::uint32_t space, const std::uint8_t* key) const;
+    std::uint32_t tag_of(std::uint32_t space, const std::uint8_t* key) const { return kv::tag_of(memory_.header().seeds, space, key); }
     std::int64_t size_of(std::int32_t slot, int tier) const;
 
     std::unique_ptr<TierColumns> tiers_[kIndexTiers + 1];
@@ -174,7 +187,6 @@ private:
     std::vector<std::int32_t> free_;
     std::vector<std::int64_t> sizes_;  // by namespace, tier and kind
     std::int32_t fresh_ = 0;
-    std::uint64_t seeds_[5];  // clients choose keys, and must not choose who shares a place in the table
 };
 
 }  // namespace kv

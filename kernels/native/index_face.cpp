@@ -4,6 +4,7 @@
 // checked against the slots that there are, so that a wrong one raises and reads no other memory.
 #include "index_face.h"
 
+#include <poll.h>
 #include <pybind11/stl.h>
 
 #include <cstring>
@@ -13,6 +14,7 @@
 
 #include "index.h"
 #include "index_arguments.h"
+#include "index_reader.h"
 
 namespace py = pybind11;
 
@@ -111,6 +113,20 @@ py::bytes match(const Index& index, std::uint32_t space, const py::handle& given
         found[run] = static_cast<char>(bits);
     }
     return {found.data(), run};
+}
+
+// See Matches in kvstore/client/flow_match.py. `peer` is the socket whose other end changes the index; -1 for none.
+py::tuple match_mapped(const MappedIndex& mapped, std::uint32_t space, const py::bytes& name, const py::handle& given, int peer) {
+    const Keys keys(given);
+    std::string found(keys.size(), '\0');
+    std::size_t run = 0;
+    pollfd looked{peer, POLLRDHUP, 0};
+    // Memory outlives who wrote it: nothing is found where nobody keeps it true any more.
+    if (peer < 0 || poll(&looked, 1, 0) == 0) run = mapped.reader().match(space, key_of(name), keys.data(), keys.size(), found.data());
+    py::tuple residency(run);
+    for (std::size_t i = 0; i < run; ++i)
+        PyTuple_SET_ITEM(residency.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLong(static_cast<unsigned char>(found[i])));
+    return residency;
 }
 
 // Where the copies of one tier and kind lie: what is added to an offset, then area, stride and codec of the place.
@@ -326,7 +342,12 @@ void define_index(py::module_& module) {
         return [step](Index& index, int tier, long long slot) { (index.*step)(tier, checked(index, slot)); };
     };
     py::class_<Index, Held>(module, "Index")
-        .def(py::init<const std::vector<int>&>())
+        .def(py::init([](const std::vector<int>& tiers, std::size_t slots_max, bool shared) {
+            return std::make_shared<Index>(tiers, slots_max < kSlotsMax ? slots_max : kSlotsMax, shared);
+        }))
+        .def("fd", [](const Index& index) { return index.memory().fd(); })
+        .def("name", [](Index& index, std::uint32_t space, const py::bytes& name) { index.name(space, key_of(name)); })
+        .def("set_readable", &Index::set_readable)
         .def("__len__", &Index::count)
         .def("column", &column)
         .def("finder", &finder)
@@ -369,6 +390,7 @@ void define_index(py::module_& module) {
         .def("list_from", &list_from)
         .def("blocks", &blocks)
         .def("with_prefix", &with_prefix);
+    py::class_<MappedIndex>(module, "MappedIndex").def(py::init<int>()).def("match", &match_mapped);
 }
 
 }  // namespace kv

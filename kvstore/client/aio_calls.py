@@ -78,8 +78,8 @@ class AsyncCalls(ABC):
 
     @typed
     async def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
-        """See ``Cache``."""
-        return await self.run(self.operations.match(namespace_id, keys))
+        """See ``Cache``. Without a call, where the daemon lets this host's clients map its index and all is found."""
+        return await self.drive(self.flows.matches.match(namespace_id, keys))
 
     @typed
     async def reserve(  # noqa: PLR0913  a keyword a field of the request

@@ -33,7 +33,7 @@ class AsyncSessionConnection(asyncio.Protocol):
 
     def __init__(self, welcome: Welcome, on_done: Callable[[session_pb2.JobDone], None], sock: socket.socket) -> None:
         self.welcome = welcome
-        self._socket = sock
+        self._socket, self.peer_fd = sock, sock.fileno()
         self._slots = asyncio.Semaphore(CALLS_MAX)
         """Turns: the daemon refuses more calls of one session at a time."""
         self.news = asyncio.Event()

@@ -63,6 +63,7 @@ class AsyncGrpcConnection:
         self._closing: asyncio.Task[None] | None = None
         self.pushes = local is not None
         self.welcome = Welcome(b"", b"", Arenas(), "")
+        self.peer_fd = -1 if local is None else local.peer_fd
         if local is not None:
             self._authenticate(local.welcome)
 

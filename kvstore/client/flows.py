@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from kvstore.cache import FetchResult
 from kvstore.client.flow_get import Gets
 from kvstore.client.flow_lookup import Lookups
+from kvstore.client.flow_match import Matches
 from kvstore.client.flow_put import Puts
 from kvstore.client.operations import Operation, Operations, check_wait, missed, request_of
 from kvstore.client.options import ClientOptions
@@ -69,6 +70,7 @@ class Flows:
         self.puts = Puts(self)
         self.gets = Gets(self)
         self.lookups = Lookups(self)
+        self.matches = Matches(self)
 
     # ------------------------------------------------------------ connection
 

@@ -190,6 +190,7 @@ class LocalGrpcConnection:
         self.welcome = local.welcome
         self._calls.authenticate(local.welcome.token, local.welcome.boot_id)
         self.pump = local.pump
+        self.peer_fd = local.peer_fd
         self.wait_until: Callable[[Callable[[], bool], float], None] = local.wait_until
         self.fileno = local.fileno
         self.call = self._calls.call
@@ -221,7 +222,7 @@ class RemoteConnection:
     """A session on another host, kept alive by a thread of its own; meets ``connection.Connection``."""
 
     pushes = False
-    generation = -1
+    generation = peer_fd = -1
 
     def __init__(self, address: str, options: ClientOptions) -> None:
         self._calls = _Calls(address, options.credentials)

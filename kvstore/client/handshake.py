@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from kvstore.client.arenas import Arenas, map_arenas
 from kvstore.core.errors import InternalError, Unavailable
 from kvstore.v1 import session_pb2
 from kvstore.wire.errors import from_detail
 from kvstore.wire.framing import DESCRIPTORS_MAX, PROTOCOL_VERSION, FrameDecoder, FrameKind, pack_frame
+
+log = logging.getLogger("kvstore.client")
 
 _RECEIVE_BYTES = 65536
 
@@ -23,6 +28,8 @@ class Hello:
     name: str
     buffer_bytes: int = 0
     device: bool = False
+    index: bool = True
+    """With a buffer: map the daemon's index too, if it lets us."""
 
 
 class Bell:
@@ -48,6 +55,8 @@ class Welcome:
     arenas: Arenas
     version: str
     bell: Bell | None = None
+    index: Any = None
+    """What ``native.mapped_index`` gave; None where matches are calls."""
 
 
 def open_session(path: str, hello: Hello, timeout_s: float) -> tuple[socket.socket, Welcome]:
@@ -64,6 +73,7 @@ def open_session(path: str, hello: Hello, timeout_s: float) -> tuple[socket.sock
             buffer_bytes=hello.buffer_bytes,
             device=hello.device,
             plans=hello.buffer_bytes > 0,
+            index=hello.index and hello.buffer_bytes > 0 and _native().available(),
         )
         connection.sendall(pack_frame(1, FrameKind.HELLO, message.SerializeToString()))
         return connection, _receive(connection, hello)
@@ -75,6 +85,22 @@ def open_session(path: str, hello: Hello, timeout_s: float) -> tuple[socket.sock
     except BaseException:
         connection.close()
         raise
+
+
+def _native() -> Any:
+    # By name, since it loads numpy, which clients without a buffer start without.
+    return import_module("kvstore.kernels.native")
+
+
+def _map_index(fd: int) -> Any:
+    """The daemon's index, mapped from a descriptor that is closed here; None where this process can not read it."""
+    try:
+        return _native().mapped_index(fd)
+    except ValueError as error:
+        log.info("the daemon's index is not mapped, matches are calls: %s", error)
+        return None
+    finally:
+        os.close(fd)
 
 
 def _timeval(seconds: float) -> bytes:
@@ -101,10 +127,11 @@ def _receive(connection: socket.socket, hello: Hello) -> Welcome:
         if frame.kind != FrameKind.WELCOME:
             raise InternalError(f"the daemon's first frame is of kind {frame.kind}; expected a Welcome")
         welcome = session_pb2.Welcome.FromString(frame.payload)
+        index = _map_index(fds.pop()) if welcome.index and fds else None
         bell = Bell(fds.pop()) if welcome.plan_bell and fds else None
         taken, fds = fds, []
         arenas = map_arenas(welcome.arenas, taken, wanted=bool(hello.buffer_bytes) or hello.device)
-        return Welcome(welcome.boot_id, welcome.token, arenas, welcome.version, bell)
+        return Welcome(welcome.boot_id, welcome.token, arenas, welcome.version, bell, index)
     finally:
         for fd in fds:
             os.close(fd)

@@ -54,6 +54,7 @@ class SessionConnection:
     ) -> None:
         """``on_done`` is called with the lock held for each job that ends; it must be quick and call nothing here."""
         self._socket, self.welcome = open_session(path, hello, timeout_s)
+        self.peer_fd = self._socket.fileno()
         self._on_done = on_done
         self._socket.setblocking(False)
         self._reads = select.poll()

@@ -36,6 +36,8 @@ class Link(Protocol):
     """Whether ends of jobs are pushed; else the client asks with WaitJob."""
     generation: int
     """Counts the links of one client."""
+    peer_fd: int
+    """The socket that hangs up when the daemon goes, where that is on this host; else -1."""
 
     @property
     def closed(self) -> bool:

@@ -78,8 +78,8 @@ class SyncCalls(ABC):
 
     @typed
     def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
-        """See ``Cache``."""
-        return self.run(self.operations.match(namespace_id, keys))
+        """See ``Cache``. Without a call, where the daemon lets this host's clients map its index and all is found."""
+        return self.drive(self.flows.matches.match(namespace_id, keys))
 
     @typed
     def reserve(  # noqa: PLR0913  a keyword a field of the request

@@ -146,6 +146,7 @@ def build_store(config: Config, tiers: Tiers, clock: Clock, on_job_done: JobDone
         lease_ttl_ms_max=config.lease_ttl_max_s * 1000,
         buffer_bytes_max=config.buffer_max,
         # The arenas are there by now, so what is left is beside them.
+        index_map=config.index_map,
         buffers_bytes_max=config.buffers_max or memory_room().buffers(0),
         # The daemon drains for drain_timeout_s before it closes the store; a second wait would be unannounced.
         close_flush_ms=0,

@@ -127,6 +127,11 @@ class Config(BaseModel):
         "can write all of it (see security.md). Others get no DEVICE. Shared memory is read-only to everybody.",
     )
     host: Size = Field(256 << 20, description="Size of the HOST arena.")
+    index_map: bool = Field(
+        True,
+        description="Let clients on this host that map HOST map the index of blocks as well, read-only: a match is "
+        "then no call. It shows them digests of keys and which tiers have them, of all tenants (see security.md).",
+    )
     ssd: Size = Field(0, description="Most bytes on disk, metadata included; 0 for no SSD tier.")
     ssd_dir: Path | None = Field(None, description="Directory of the SSD tier; made if it is missing.")
     ssd_free_floor: Size = Field(1 << 30, description="Free space of the disk that the SSD tier leaves to others.")

@@ -73,7 +73,7 @@ def make_app() -> typer.Typer:
 def _key_parameter(name: str) -> inspect.Parameter:
     flag, kind = f"--{name.replace('_', '-')}", Config.model_fields[name].annotation
     if kind is bool:
-        return _parameter(name, bool | None, None, typer.Option(f"{flag}/--no-{name}", help=describe(name)))
+        return _parameter(name, bool | None, None, typer.Option(f"{flag}/--no-{flag[2:]}", help=describe(name)))
     if kind == tuple[int, ...]:
         return _parameter(name, list[int] | None, None, typer.Option(flag, help=describe(name)))
     return _parameter(name, str | None, None, typer.Option(flag, help=describe(name), metavar="VALUE"))

@@ -154,7 +154,7 @@ class SessionServer:
             session = await self._dispatcher.work(partial(self._open, hello, peer))
             admin = peer.uid in self._options.admin_uids or sessions.access.of_uid(peer.uid).admin
             token = sessions.add_local(session, admin=admin)
-            self._welcome(connection, call_id, token, self._shared(hello, session), _bell_of(hello, session))
+            self._welcome(connection, (call_id, hello), token, self._shared(hello, session), _bell_of(hello, session))
             ctx = CallContext(self._dispatcher.services, session, admin, f"pid {peer.pid} uid {peer.uid}")
             joined = self._connections[session.session_id] = Connection(
                 self._dispatcher, ctx, connection, self._left, self._shares
@@ -197,10 +197,16 @@ class SessionServer:
         return shared
 
     def _welcome(
-        self, connection: socket.socket, call_id: int, token: bytes, shared: list[ArenaExport], bell: list[int]
+        self,
+        connection: socket.socket,
+        asked: tuple[int, session_pb2.Hello],
+        token: bytes,
+        shared: list[ArenaExport],
+        bell: list[int],
     ) -> None:
         """``bell`` is the descriptor of one, if one is sent; it is closed here."""
-        services = self._dispatcher.services
+        services, (call_id, hello) = self._dispatcher.services, asked
+        index = [services.store.index_fd] if hello.index and services.store.index_fd >= 0 else []
         welcome = session_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
             boot_id=services.store.boot_id,
@@ -208,10 +214,11 @@ class SessionServer:
             arenas=[export.message() for export in shared],
             version=services.version,
             plan_bell=bool(bell),
+            index=bool(index),
         )
         frame = pack_frame(call_id, FrameKind.WELCOME, welcome.SerializeToString())
         try:
-            _send_small(connection, frame, [*(export.fd for export in shared if export.fd >= 0), *bell])
+            _send_small(connection, frame, [*(e.fd for e in shared if e.fd >= 0), *bell, *index])
         finally:
             for fd in bell:
                 os.close(fd)

@@ -72,6 +72,8 @@ class StoreConfig:
     """Bytes of all sessions' buffers together; the daemon takes it from the memory that there is."""
     close_flush_ms: int = 30_000
     """Longest that a clean end takes to write to SSD what is in memory only; 0 leaves it unwritten."""
+    index_map: bool = False
+    """Whether sessions on this host may map the index, read-only, and match without a call."""
     tick_ms: int = 50
     """Period of the housekeeper: expiry of leases and jobs, watermarks, the disk's health."""
 

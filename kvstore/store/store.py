@@ -119,6 +119,11 @@ class Store:
         """Set what is told of finished jobs that nobody waits for."""
         self._get.on_job_done = callback
 
+    @property
+    def index_fd(self) -> int:
+        """Memory that clients of this host map to match without a call; it stays the store's. -1 for none."""
+        return self._state.index_fd
+
     def run_pending(self) -> None:
         """Do what waits for a mover, in the calling thread: for stores without threads."""
         self._movers.run_pending()
@@ -128,6 +133,8 @@ class Store:
         for tier, storage in self._state.storages.items():
             recover(self._state, tier, storage)
             self._movement.look_at(tier)
+        with self._state.locked() as book:
+            self._state.tell_readers(book, serving=True)
         self._movers.start()
 
     def close(self) -> None:
@@ -135,6 +142,8 @@ class Store:
         if self._closed:
             return
         self._closed = True
+        with self._state.locked() as book:
+            self._state.tell_readers(book, serving=False)
         self._maintenance.stop()
         self._verbs.plans.stop()
         self._movers.stop()

@@ -6,6 +6,7 @@ from collections import Counter
 
 from kvstore.core.namespace import PAGE_BYTES
 from kvstore.core.types import TIERS_MAX, Area, BlockKey, Tier
+from kvstore.kernels import native
 from kvstore.store.columns.index import NONE
 from kvstore.store.eviction.lru import LruList
 from kvstore.store.store import Store
@@ -19,7 +20,27 @@ def violations(store: Store) -> list[str]:
     with state.locked() as book:
         at_rest = not (state.owners.jobs or book.fills or any(store._get.queued))
         left = [f"{dict(table)} is left of work that has ended" for table in (book.io, book.refs) if at_rest and table]
-        return [*left, *_counts(book), *_lists(book), *_totals(state, book), *_owners(state, book)]
+        tables = [*_counts(book), *_lists(book), *_totals(state, book), *_owners(state, book)]
+        return [*left, *tables, *_mapped(state, book)]
+
+
+def _mapped(state: State, book: Book) -> list[str]:
+    """Who maps the index finds of each namespace that somebody opened what lies where it can be read."""
+    if book.index.fd < 0:
+        return []
+    mapped, readable = (
+        native.mapped_index(book.index.fd),
+        state.readable if state._serving and not state.recording.on else 0,
+    )
+    opened = {n.number: n for owner in state.owners.sessions.values() for n in owner.namespaces.values()}
+    wrong = []
+    for number, key, slot in _blocks(book):
+        if (namespace := opened.get(number)) is None:
+            continue
+        found, bits = mapped.match(number, namespace.namespace_id, [key], -1), book.index.residency[slot] & readable
+        if found != ((bits,) if bits else ()):
+            wrong.append(f"a reader of the index finds {found!r} of slot {slot}, whose copies are {bits:#b}")
+    return wrong
 
 
 def _counts(book: Book) -> list[str]:

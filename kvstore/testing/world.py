@@ -56,7 +56,7 @@ class World:
         self.disk = disk
         full = Watermarks(high=1.0, low=1.0)
         given = config or StoreConfig(device=full, host=full, ssd=full)
-        self.config = replace(given, loader_threads=threads, writer_threads=threads)
+        self.config = replace(given, loader_threads=threads, writer_threads=threads, index_map=True)
         self.store = build_store(
             self.config,
             host_bytes=host_blocks * STORED,

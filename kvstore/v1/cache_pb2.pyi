@@ -51,7 +51,7 @@ class NearNamespace(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., fields: _Optional[_Iterable[str]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class OpenNamespaceResponse(_message.Message):
-    __slots__ = ("namespace_id", "layout", "created", "near", "boot_id", "write_codings", "storage_bytes")
+    __slots__ = ("namespace_id", "layout", "created", "near", "boot_id", "write_codings", "storage_bytes", "number")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class OpenNamespaceResponse(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     WRITE_CODINGS_FIELD_NUMBER: _ClassVar[int]
     STORAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     layout: _common_pb2.BlockLayout
     created: bool
@@ -66,7 +67,8 @@ class OpenNamespaceResponse(_message.Message):
     boot_id: bytes
     write_codings: _containers.RepeatedScalarFieldContainer[Coding]
     storage_bytes: int
-    def __init__(self, namespace_id: _Optional[bytes] = ..., layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ..., created: _Optional[bool] = ..., near: _Optional[_Iterable[_Union[NearNamespace, _Mapping]]] = ..., boot_id: _Optional[bytes] = ..., write_codings: _Optional[_Iterable[_Union[Coding, str]]] = ..., storage_bytes: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ..., created: _Optional[bool] = ..., near: _Optional[_Iterable[_Union[NearNamespace, _Mapping]]] = ..., boot_id: _Optional[bytes] = ..., write_codings: _Optional[_Iterable[_Union[Coding, str]]] = ..., storage_bytes: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
     __slots__ = ("namespace_id", "keys")

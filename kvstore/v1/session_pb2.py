@@ -26,7 +26,7 @@ from kvstore.v1 import cache_pb2 as kvstore_dot_v1_dot_cache__pb2
 from kvstore.v1 import common_pb2 as kvstore_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/v1/session.proto\x12\nkvstore.v1\x1a\x16kvstore/v1/cache.proto\x1a\x17kvstore/v1/common.proto\"d\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0c\x62uffer_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\x08\x12\r\n\x05plans\x18\x05 \x01(\x08\"\x9c\x01\n\tArenaInfo\x12\x1e\n\x04\x61rea\x18\x01 \x01(\x0e\x32\x10.kvstore.v1.Area\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08writable\x18\x03 \x01(\x08\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\r\x12\x17\n\x0f\x63uda_ipc_handle\x18\x06 \x01(\x0c\x12\x17\n\x0fversions_offset\x18\x07 \x01(\x04\"\x8e\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\x0c\x12%\n\x06\x61renas\x18\x04 \x03(\x0b\x32\x15.kvstore.v1.ArenaInfo\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x11\n\tplan_bell\x18\x06 \x01(\x08\"D\n\x07JobDone\x12\x0e\n\x06job_id\x18\x01 \x01(\x04\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x19.kvstore.v1.FetchResponse\"1\n\x11OpenRemoteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\r\"X\n\x12OpenRemoteResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\x12\x12\n\nwrites_max\x18\x04 \x01(\r\"\x12\n\x10KeepaliveRequest\"#\n\x11KeepaliveResponse\x12\x0e\n\x06ttl_ms\x18\x01 \x01(\r\"\x14\n\x12\x43loseRemoteRequest\"\x15\n\x13\x43loseRemoteResponse2\xf1\x01\n\x08Sessions\x12K\n\nOpenRemote\x12\x1d.kvstore.v1.OpenRemoteRequest\x1a\x1e.kvstore.v1.OpenRemoteResponse\x12H\n\tKeepalive\x12\x1c.kvstore.v1.KeepaliveRequest\x1a\x1d.kvstore.v1.KeepaliveResponse\x12N\n\x0b\x43loseRemote\x12\x1e.kvstore.v1.CloseRemoteRequest\x1a\x1f.kvstore.v1.CloseRemoteResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/v1/session.proto\x12\nkvstore.v1\x1a\x16kvstore/v1/cache.proto\x1a\x17kvstore/v1/common.proto\"s\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0c\x62uffer_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\x08\x12\r\n\x05plans\x18\x05 \x01(\x08\x12\r\n\x05index\x18\x06 \x01(\x08\"\x9c\x01\n\tArenaInfo\x12\x1e\n\x04\x61rea\x18\x01 \x01(\x0e\x32\x10.kvstore.v1.Area\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08writable\x18\x03 \x01(\x08\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\r\x12\x17\n\x0f\x63uda_ipc_handle\x18\x06 \x01(\x0c\x12\x17\n\x0fversions_offset\x18\x07 \x01(\x04\"\x9d\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\r\n\x05token\x18\x03 \x01(\x0c\x12%\n\x06\x61renas\x18\x04 \x03(\x0b\x32\x15.kvstore.v1.ArenaInfo\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x11\n\tplan_bell\x18\x06 \x01(\x08\x12\r\n\x05index\x18\x07 \x01(\x08\"D\n\x07JobDone\x12\x0e\n\x06job_id\x18\x01 \x01(\x04\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x19.kvstore.v1.FetchResponse\"1\n\x11OpenRemoteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\r\"X\n\x12OpenRemoteResponse\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\x12\x12\n\nwrites_max\x18\x04 \x01(\r\"\x12\n\x10KeepaliveRequest\"#\n\x11KeepaliveResponse\x12\x0e\n\x06ttl_ms\x18\x01 \x01(\r\"\x14\n\x12\x43loseRemoteRequest\"\x15\n\x13\x43loseRemoteResponse2\xf1\x01\n\x08Sessions\x12K\n\nOpenRemote\x12\x1d.kvstore.v1.OpenRemoteRequest\x1a\x1e.kvstore.v1.OpenRemoteResponse\x12H\n\tKeepalive\x12\x1c.kvstore.v1.KeepaliveRequest\x1a\x1d.kvstore.v1.KeepaliveResponse\x12N\n\x0b\x43loseRemote\x12\x1e.kvstore.v1.CloseRemoteRequest\x1a\x1f.kvstore.v1.CloseRemoteResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,25 +34,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvstore.v1.session_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO']._serialized_start=89
-  _globals['_HELLO']._serialized_end=189
-  _globals['_ARENAINFO']._serialized_start=192
-  _globals['_ARENAINFO']._serialized_end=348
-  _globals['_WELCOME']._serialized_start=351
-  _globals['_WELCOME']._serialized_end=493
-  _globals['_JOBDONE']._serialized_start=495
-  _globals['_JOBDONE']._serialized_end=563
-  _globals['_OPENREMOTEREQUEST']._serialized_start=565
-  _globals['_OPENREMOTEREQUEST']._serialized_end=614
-  _globals['_OPENREMOTERESPONSE']._serialized_start=616
-  _globals['_OPENREMOTERESPONSE']._serialized_end=704
-  _globals['_KEEPALIVEREQUEST']._serialized_start=706
-  _globals['_KEEPALIVEREQUEST']._serialized_end=724
-  _globals['_KEEPALIVERESPONSE']._serialized_start=726
-  _globals['_KEEPALIVERESPONSE']._serialized_end=761
-  _globals['_CLOSEREMOTEREQUEST']._serialized_start=763
-  _globals['_CLOSEREMOTEREQUEST']._serialized_end=783
-  _globals['_CLOSEREMOTERESPONSE']._serialized_start=785
-  _globals['_CLOSEREMOTERESPONSE']._serialized_end=806
-  _globals['_SESSIONS']._serialized_start=809
-  _globals['_SESSIONS']._serialized_end=1050
+  _globals['_HELLO']._serialized_end=204
+  _globals['_ARENAINFO']._serialized_start=207
+  _globals['_ARENAINFO']._serialized_end=363
+  _globals['_WELCOME']._serialized_start=366
+  _globals['_WELCOME']._serialized_end=523
+  _globals['_JOBDONE']._serialized_start=525
+  _globals['_JOBDONE']._serialized_end=593
+  _globals['_OPENREMOTEREQUEST']._serialized_start=595
+  _globals['_OPENREMOTEREQUEST']._serialized_end=644
+  _globals['_OPENREMOTERESPONSE']._serialized_start=646
+  _globals['_OPENREMOTERESPONSE']._serialized_end=734
+  _globals['_KEEPALIVEREQUEST']._serialized_start=736
+  _globals['_KEEPALIVEREQUEST']._serialized_end=754
+  _globals['_KEEPALIVERESPONSE']._serialized_start=756
+  _globals['_KEEPALIVERESPONSE']._serialized_end=791
+  _globals['_CLOSEREMOTEREQUEST']._serialized_start=793
+  _globals['_CLOSEREMOTEREQUEST']._serialized_end=813
+  _globals['_CLOSEREMOTERESPONSE']._serialized_start=815
+  _globals['_CLOSEREMOTERESPONSE']._serialized_end=836
+  _globals['_SESSIONS']._serialized_start=839
+  _globals['_SESSIONS']._serialized_end=1080
 # @@protoc_insertion_point(module_scope)

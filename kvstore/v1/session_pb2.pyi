@@ -9,18 +9,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "name", "buffer_bytes", "device", "plans")
+    __slots__ = ("protocol_version", "name", "buffer_bytes", "device", "plans", "index")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     name: str
     buffer_bytes: int
     device: bool
     plans: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., buffer_bytes: _Optional[int] = ..., device: _Optional[bool] = ..., plans: _Optional[bool] = ...) -> None: ...
+    index: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., buffer_bytes: _Optional[int] = ..., device: _Optional[bool] = ..., plans: _Optional[bool] = ..., index: _Optional[bool] = ...) -> None: ...
 
 class ArenaInfo(_message.Message):
     __slots__ = ("area", "bytes", "writable", "kind", "device", "cuda_ipc_handle", "versions_offset")
@@ -41,20 +43,22 @@ class ArenaInfo(_message.Message):
     def __init__(self, area: _Optional[_Union[_common_pb2.Area, str]] = ..., bytes: _Optional[int] = ..., writable: _Optional[bool] = ..., kind: _Optional[str] = ..., device: _Optional[int] = ..., cuda_ipc_handle: _Optional[bytes] = ..., versions_offset: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "boot_id", "token", "arenas", "version", "plan_bell")
+    __slots__ = ("protocol_version", "boot_id", "token", "arenas", "version", "plan_bell", "index")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ARENAS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PLAN_BELL_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     boot_id: bytes
     token: bytes
     arenas: _containers.RepeatedCompositeFieldContainer[ArenaInfo]
     version: str
     plan_bell: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., boot_id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., arenas: _Optional[_Iterable[_Union[ArenaInfo, _Mapping]]] = ..., version: _Optional[str] = ..., plan_bell: _Optional[bool] = ...) -> None: ...
+    index: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., boot_id: _Optional[bytes] = ..., token: _Optional[bytes] = ..., arenas: _Optional[_Iterable[_Union[ArenaInfo, _Mapping]]] = ..., version: _Optional[str] = ..., plan_bell: _Optional[bool] = ..., index: _Optional[bool] = ...) -> None: ...
 
 class JobDone(_message.Message):
     __slots__ = ("job_id", "result")

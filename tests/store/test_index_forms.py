@@ -44,7 +44,7 @@ class Pair:
             self.namespaces.append([table.open(SPEC, "", None)[0]])
             self.namespaces[-1].append(table.open(replace(SPEC, model="other"), "", None)[0])
             with forms.only(form):
-                self.books.append(Book(table, {}, self.clock, (1 << 16, 64, 0), {}, TIERS))
+                self.books.append(Book(table, {}, self.clock, (1 << 16, 64, 0), {}, forms.make_index(TIERS)))
         self.pins, self.slots = [{}, {}], {}
 
     def both(self, step):
@@ -325,7 +325,7 @@ def test_without_the_extension_or_the_address_space_the_reference_is_taken_and_t
     assert "it was not built" in caplog.text
     monkeypatch.undo()
 
-    def refused(tiers):
+    def refused(tiers, slots_max, shared):
         raise MemoryError
 
     monkeypatch.setattr(native, "index", refused)

@@ -109,7 +109,7 @@ def count_calls(rounds: int = ROUNDS) -> dict[str, list[float]]:
         operations: dict[str, Callable[[], object]] = {
             "put": put,
             "get": lambda: client.get(namespace, chain.keys[:1], out=out),
-            "match": lambda: client.match(namespace, chain.keys),
+            "match": lambda: client.run(client.operations.match(namespace, chain.keys)),
             "fetch": lambda: client.fetch(namespace, chain.keys[:64], Target.IN_PLACE, lease_id=lease),
         }
         return {name: _median(counter, operation, rounds) for name, operation in operations.items()}

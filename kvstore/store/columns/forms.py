@@ -20,14 +20,17 @@ FORMS: Final[dict[str, type[BlockIndex]]] = {form.form: form for form in (Native
 _only: list[str] = []
 
 
-def make_index(tiers: Iterable[Tier]) -> BlockIndex:
-    """An empty index. Native, unless the extension is absent or the system refuses the address space: the log says."""
+def make_index(tiers: Iterable[Tier], mapped_slots: int = 0) -> BlockIndex:
+    """An empty index. Native, unless the extension is absent or the system refuses the address space: the log says.
+
+    ``mapped_slots``: a native one holds at most so many, and other processes may map it; 0: they may not.
+    """
     if _only:
         return FORMS[_only[-1]](tiers)
     reason = native.native_status().reason
     if reason is None:
         try:
-            return NativeIndex(tiers)
+            return NativeIndex(tiers, mapped_slots=mapped_slots)
         except MemoryError:
             reason = "the system gives no address space for its columns"
     log.warning("the index of blocks is the one in Python, which takes longer and more memory: %s", reason)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Final, TypeAlias
 
 from kvstore.core.namespace import PAGE_BITS, PAGE_BYTES
-from kvstore.core.types import ROOT_PARENT, TIERS_MAX, BlockKey, Place, Tier
+from kvstore.core.types import ROOT_PARENT, TIERS_MAX, BlockKey, NamespaceId, Place, Tier
 from kvstore.store.columns.steps import KINDS, Asked, Entered, Forms, Found
 from kvstore.tiers.versions import Versions
 
@@ -50,6 +50,8 @@ class BlockIndex:
     """
 
     form: ClassVar[str] = "python"
+    fd: int = -1
+    """Memory from which other processes match, or -1: see ``NativeIndex``."""
     listed: frozenset[Tier] = frozenset()
     """Tiers whose LRU list is kept in the index itself: their policies need not be told of uses and pins."""
 
@@ -280,6 +282,12 @@ class BlockIndex:
         while namespace >= len(self._sizes):
             self._sizes.append(())
         self._sizes[namespace] = sizes
+
+    def name(self, namespace: int, namespace_id: NamespaceId) -> None:
+        """Tell those who map the index which namespace has this number from now on."""
+
+    def set_readable(self, bits: int) -> None:
+        """Tell those who map the index which tiers' blocks they may answer for: bits of ``residency``."""
 
     def set_kind(self, slot: int, kind: int) -> None:
         """Say how the block's copies are encoded. A pin of one that is DOOMED counts as what the next one has."""

@@ -8,13 +8,15 @@ that (``eviction/native_lru.py``), so that a use or a pin of a block calls nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from kvstore.core.types import TIERS_MAX, BlockKey, Place, Tier
+from kvstore.core.types import TIERS_MAX, BlockKey, NamespaceId, Place, Tier
 from kvstore.kernels import native
 from kvstore.store.columns.index import BlockIndex
 from kvstore.store.columns.steps import Asked, Entered, Forms, Found
 from kvstore.tiers.versions import Versions
+
+SLOTS_MAX: Final = 1 << 27
 
 
 class NativeIndex(BlockIndex):
@@ -23,10 +25,14 @@ class NativeIndex(BlockIndex):
 
     form: ClassVar[str] = "native"
 
-    def __init__(self, tiers: Iterable[Tier] = tuple(Tier)) -> None:
+    def __init__(self, tiers: Iterable[Tier] = tuple(Tier), *, mapped_slots: int = 0) -> None:
+        """``mapped_slots``: hold at most so many, and let other processes map what they need to match; 0: do not."""
         self.tiers = tuple(tiers)
-        self.core: Any = native.index([int(tier) for tier in self.tiers])
+        self.core: Any = native.index(
+            [int(tier) for tier in self.tiers], mapped_slots or SLOTS_MAX, shared=mapped_slots > 0
+        )
         """The C++ object, for the lists."""
+        self.fd = int(self.core.fd())
         self.parent, self.namespace = self._column("parent"), self._column("namespace")
         self.residency, self.codec = self._column("residency"), self._column("codec")
         self.depth, self.children = self._column("depth"), self._column("children")
@@ -129,6 +135,14 @@ class NativeIndex(BlockIndex):
     def know(self, namespace: int, sizes: Sequence[Sequence[int]]) -> None:
         """See ``BlockIndex``."""
         self.core.know(namespace, [number for row in sizes for number in row])
+
+    def name(self, namespace: int, namespace_id: NamespaceId) -> None:
+        """See ``BlockIndex``."""
+        self.core.name(namespace, namespace_id)
+
+    def set_readable(self, bits: int) -> None:
+        """See ``BlockIndex``."""
+        self.core.set_readable(bits)
 
     def set_kind(self, slot: int, kind: int) -> None:
         """See ``BlockIndex``."""

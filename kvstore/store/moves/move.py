@@ -299,6 +299,7 @@ class Movement:
                 self.state.readable |= tier.bit
             else:
                 self.state.readable &= ~tier.bit
+            self.state.tell_readers(book)
             if ready and not before:
                 for policy in book.policies[1:]:
                     policy.reconsider_all()

@@ -10,7 +10,7 @@ block while someone outside the lock remembers it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -18,7 +18,7 @@ from kvstore.core.clock import Clock
 from kvstore.core.namespace import PAGE_BYTES
 from kvstore.core.types import TIERS_MAX, BlockKey, BlockName, Codec, Reason, Tier
 from kvstore.store.columns.forms import make_index
-from kvstore.store.columns.index import NONE, TIER_BITS, TIER_MASK, UNKNOWN
+from kvstore.store.columns.index import NONE, TIER_BITS, TIER_MASK, UNKNOWN, BlockIndex
 from kvstore.store.columns.lifecycle import Copy, CopyState, Event
 from kvstore.store.columns.occupants import Occupants
 from kvstore.store.eviction.policies import build_all
@@ -46,11 +46,11 @@ class Book:
         clock: Clock,
         limits: tuple[int, int, int],
         evictions: Mapping[Tier, str] = MappingProxyType({}),
-        storages: Sequence[Tier] = (Tier.SSD,),
+        index: BlockIndex | None = None,
     ) -> None:
-        self.tiers = (*arenas, *storages)
+        self.index = make_index((*arenas, Tier.SSD)) if index is None else index
+        self.tiers = self.index.tiers
         """Hot to cold."""
-        self.index = make_index(self.tiers)
         self.policies = build_all(evictions, self.index)
         told = [self.policies[tier] for tier in self.tiers if tier not in self.index.listed]
         self.uses = Uses(self.index, told, clock.now())

@@ -24,8 +24,10 @@ from typing import Final, TypeVar
 from kvstore.core.clock import Clock
 from kvstore.core.durations import NOTABLE_S, Durations
 from kvstore.core.errors import TierError
+from kvstore.core.namespace import PAGE_BYTES
 from kvstore.core.transfers import TransferTimes
 from kvstore.core.types import BlockName, Reason, Tier
+from kvstore.store.columns.forms import make_index
 from kvstore.store.config import StoreConfig
 from kvstore.store.tables.asked_for import Recording
 from kvstore.store.tables.book import Book
@@ -41,6 +43,8 @@ SECTION: Final = 64
 
 It is a few milliseconds' work; most calls have fewer.
 """
+
+MAPPED_SLOTS_MIN: Final = 1 << 16
 
 T = TypeVar("T")
 
@@ -67,9 +71,10 @@ class State:
         """Notified when a fill or I/O has ended."""
         self.namespaces = NamespaceTable(config.namespaces_max)
         limits = (config.events_max, config.tombstones_max, config.events_epoch)
-        self._book = Book(self.namespaces, arenas, clock, limits, config.evictions, tuple(self.storages) or (Tier.SSD,))
+        index = make_index((*arenas, *(self.storages or (Tier.SSD,))), self._mapped_slots() if config.index_map else 0)
+        self._book = Book(self.namespaces, arenas, clock, limits, config.evictions, index)
         self.owners = Owners()
-        self.draining = False
+        self.draining = self._serving = False
         self.stored = sum(tier.bit for tier in self.storages)
         """Residency bits of what a restart finds again."""
         self.readable = 0b011 | self.stored
@@ -101,6 +106,27 @@ class State:
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Within a locked section: let go of the lock until ``changed`` was notified and ``condition`` holds."""
         return self._section.wait_for(condition, seconds)
+
+    def _mapped_slots(self) -> int:
+        """Room in an index that is mapped: for twice the smallest blocks that the tiers can hold, and as many ghosts.
+
+        It bounds the memory that a reader of all of it brings into being: 80 bytes a slot at most, 0.08 of the tiers.
+        """
+        held = sum(arena.capacity_bytes for arena in self.arenas.values())
+        held += sum(storage.capacity_bytes for storage in self.storages.values())
+        return max(MAPPED_SLOTS_MIN, 4 * held // PAGE_BYTES)
+
+    @property
+    def index_fd(self) -> int:
+        """Memory that clients of this host map to match without a call; it stays the index's. -1 for none."""
+        return self._book.index.fd
+
+    def tell_readers(self, book: Book, *, serving: bool | None = None) -> None:
+        """Say for what those who map the index may answer: nothing before the start, behind the end, or while matches
+        are recorded."""
+        if serving is not None:
+            self._serving = serving
+        book.index.set_readable(self.readable if self._serving and not self.recording.on else 0)
 
     def held(self) -> dict[str, int]:
         """How long sections held the lock, and for how much of it their thread ran, as counters."""

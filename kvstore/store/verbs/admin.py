@@ -183,8 +183,11 @@ class Admin:
 
     def trace(self, after_sequence: int) -> TraceReport:
         """See ``Store.trace``."""
-        with self._state.locked():
-            return self._state.recording.after(after_sequence, TRACE_IDS_MAX)
+        with self._state.locked() as book:
+            try:
+                return self._state.recording.after(after_sequence, TRACE_IDS_MAX)
+            finally:
+                self._state.tell_readers(book)
 
     def show_block(self, key_prefix: bytes, namespace_id: NamespaceId | None) -> BlockReport:
         """See ``Store.show_block``."""

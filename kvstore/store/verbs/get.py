@@ -61,6 +61,7 @@ class Get:
             found = book.index.match(namespace.number, keys, state.readable)
             if state.recording.on:
                 state.recording.add(namespace, keys, len(found))
+                state.tell_readers(book)
             if len(found) == len(keys):
                 book.counters["match_found"] += len(found)
                 return MatchResult(len(found), tuple(found))

@@ -27,12 +27,13 @@ class Opening:
         check_name(name)
         if policy is not None and policy.durability is Durability.DURABLE and state.disk is None:
             raise InvalidArgument("policy.durability", "DURABLE", "MEMORY, since this store has no SSD tier")
-        with state.locked():
+        with state.locked() as book:
             owner.require_open()
             weight = state.namespaces.weight_of(spec, name, opened=spec.namespace_id in owner.namespaces)
             if weight:
                 state.owners.require_share("namespaces", owner.peer, state.config, more=weight)
             namespace, created = state.namespaces.open(spec, name, policy)
+            book.index.name(namespace.number, namespace.namespace_id)
             if namespace.namespace_id not in owner.namespaces:
                 owner.namespaces[namespace.namespace_id] = namespace
                 state.namespaces.use(namespace)

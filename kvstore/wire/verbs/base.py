@@ -82,6 +82,9 @@ class KnownNamespace:
     """Bytes that hold any payload of it."""
     write_codings: tuple[int, ...] = ()
     """Numbers of the codings that the daemon takes in Write streams of this namespace."""
+    number: int | None = None
+    """Of one that the daemon has opened: what it is in the index, as a client maps it; there its id says whether it
+    still is."""
 
 
 class Ids(Protocol):

@@ -60,14 +60,16 @@ def _open(call: Asked, request: cache_pb2.OpenNamespaceRequest) -> cache_pb2.Ope
         )
     policy = messages.policy_of(request.policy) if request.HasField("policy") else None
     opened = session.open_namespace(spec, name=name_of("name", request.name), policy=policy)
+    namespace = session.opened(opened.namespace_id)
     return cache_pb2.OpenNamespaceResponse(
         namespace_id=opened.namespace_id,
         layout=messages.layout_message(opened.layout),
         created=opened.created,
         near=messages.near_messages(opened.near),
         boot_id=call.boot_id,
-        write_codings=codings_of(session.opened(opened.namespace_id).policy),  # type: ignore[arg-type]
+        write_codings=codings_of(namespace.policy),  # type: ignore[arg-type]
         storage_bytes=opened.storage_bytes,
+        number=namespace.number,
     )
 
 
@@ -75,7 +77,7 @@ def _opened(
     ids: Ids, arguments: tuple[Any, ...], reply: cache_pb2.OpenNamespaceResponse, _generation: int
 ) -> OpenedNamespace:
     known: KnownNamespace = arguments[0]
-    ids.remember(known.spec.namespace_id, replace(known, write_codings=tuple(reply.write_codings)))
+    ids.remember(known.spec.namespace_id, replace(known, write_codings=tuple(reply.write_codings), number=reply.number))
     near = messages.near_of(reply.near)
     return OpenedNamespace(NamespaceId(reply.namespace_id), known.layout, reply.created, near, reply.storage_bytes)
 
