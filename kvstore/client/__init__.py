@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvstore.client.aio import AsyncClient
     from kvstore.client.copying import aligned_buffer
     from kvstore.client.engine import EngineClient
+    from kvstore.client.flow_put import Staged
     from kvstore.client.options import ClientOptions, Control, Credentials
     from kvstore.client.payloads import BlockView, GotBlocks, PutBlocks
     from kvstore.client.pieces import Pieces, Pointer
@@ -36,6 +37,7 @@ __all__ = [
     "Pieces",
     "Pointer",
     "PutBlocks",
+    "Staged",
     "Transfer",
     "aligned_buffer",
     "default_socket",
@@ -56,6 +58,7 @@ _HOMES = {
     "Pieces": "kvstore.client.pieces",
     "Pointer": "kvstore.client.pieces",
     "PutBlocks": "kvstore.client.payloads",
+    "Staged": "kvstore.client.flow_put",
     "Transfer": "kvstore.client.transfers",
     "aligned_buffer": "kvstore.client.copying",
     "default_socket": "kvstore.wire.paths",

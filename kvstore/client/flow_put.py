@@ -5,31 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from kvstore.cache import CommitResult
 from kvstore.client.operations import Operation, commit_result, request_of
-from kvstore.client.payloads import (
-    PutBlocks,
-    PutPlan,
-    joined,
-    no_room,
-    put_failed,
-)
+from kvstore.client.payloads import PutBlocks, PutPlan, joined, no_room, put_failed
 from kvstore.client.standing import Out, Standing, StandingPlaces, answered, take_out
 from kvstore.client.state import GENERATION_SHIFT
 from kvstore.client.steps import Call, Connect, Copy, Flow, Send, Upload, Wait
-from kvstore.client.streaming import (
-    WRITE_PART_BYTES,
-    write_messages,
-    write_planes,
-)
-from kvstore.core.errors import (
-    DeadlineExceeded,
-    KVStoreError,
-    Unavailable,
-)
-from kvstore.core.types import BATCH_KEYS_MAX, Busy, NamespaceId, Tier
+from kvstore.client.streaming import WRITE_PART_BYTES, write_messages, write_planes
+from kvstore.core.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable
+from kvstore.core.types import BATCH_KEYS_MAX, Area, Busy, NamespaceId, Tier
 from kvstore.v1 import cache_pb2
 
 log = logging.getLogger("kvstore.client")
@@ -49,6 +35,9 @@ class Puts:
     def put(self, namespace_id: NamespaceId, blocks: PutBlocks, *, remote: bool) -> Flow[CommitResult]:
         """Store blocks; see ``Client.put``."""
         layout = self._flows.known(namespace_id).layout
+        # Not isinstance, which is a call of its own for a Sequence.
+        if type(blocks.payloads) is Staged:
+            return blocks.payloads.put(namespace_id, blocks)
         if remote:
             return self._upload(namespace_id, PutPlan.of(layout, blocks, WRITE_PART_BYTES))
         return _Put(self._flows, namespace_id, PutPlan.of(layout, blocks)).run()
@@ -57,6 +46,24 @@ class Puts:
         """A put of no more than there is room for now, whose caller says when it goes on. ``commit_s`` is how long the
         commit may take, for which nobody waits."""
         return OneRound(self._flows, namespace_id, plan, commit_s)
+
+    def stage(self, namespace_id: NamespaceId, count: int, *, remote: bool) -> Flow[Staged]:
+        """Places to write blocks to; see ``Client.stage``."""
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= BATCH_KEYS_MAX:
+            raise InvalidArgument("count", count, f"1 to {BATCH_KEYS_MAX} blocks")
+        if remote:
+            raise InvalidArgument(
+                "target", "a gRPC address", "a session socket: the buffer is memory of the daemon's host"
+            )
+        staged = Staged(self._flows, namespace_id)
+        try:
+            yield from staged.claim(count)
+        except KVStoreError as error:
+            return self._flows.fall_back("Cache/Reserve", error, lambda: staged)
+        except BaseException:
+            staged.give_back()
+            raise
+        return staged
 
     def claim(self, namespace_id: NamespaceId, count: int, out: Out) -> Flow[tuple[list[Standing], Busy | None]]:
         """Places for up to ``count`` blocks, entered in ``out``: idle ones, and new ones for what is missing.
@@ -255,18 +262,25 @@ class OneRound(_Put):
 
     def fill(self) -> Flow[int]:
         """Copy into the buffer. Returns how many blocks that were; raises what stands in the way."""
-        flows, plan = self._flows, self._plan
-        count = min(self._keep, len(plan.blocks.keys), BATCH_KEYS_MAX)
-        places, self.busy = yield from flows.puts.claim(self._namespace_id, count, self._out)
+        places = yield from self._claimed(min(len(self._plan.blocks.keys), BATCH_KEYS_MAX))
         if places:
-            view = self._link(places).welcome.arenas.view
-            yield Copy([plan.writes(slice(0, len(places)), places, view)], flows.options.copy_threads)
+            writes = self._plan.writes(slice(0, len(places)), places, self._memory)
+            yield Copy([writes], self._flows.options.copy_threads)
         self._places = places
         return len(places)
 
+    def _claimed(self, count: int) -> Flow[list[Standing]]:
+        places, self.busy = yield from self._flows.puts.claim(self._namespace_id, min(self._keep, count), self._out)
+        return places
+
+    def _memory(self, area: Area) -> memoryview:
+        view: memoryview = self._link(tuple(self._out.values())).welcome.arenas.view(area)
+        return view
+
     def publish(self) -> Flow[CommitResult]:
         """Commit what was copied. Raises what stands in the way."""
-        places, plan = list(self._places), self._plan
+        plan = self._plan
+        places = list(self._places)[: len(plan.blocks.keys)]
         part = slice(0, len(places))
         operation = self._flows.operations.commit(
             self._namespace_id, plan.entries(part, places), plan.tokens(part), plan.blocks.durability, None
@@ -284,6 +298,85 @@ class OneRound(_Put):
         if link is None or places[0].reservation_id >> GENERATION_SHIFT != link.generation:
             raise Unavailable("the connection was lost, and its places with it")
         return link
+
+
+class Staged(OneRound, Sequence[memoryview]):
+    """Places for whole blocks in the session's buffer, written by the caller where the daemon takes them from.
+
+    ``staged[i]`` is the memory of one; there may be fewer than were asked for, where the buffer has no more room.
+    ``put`` with it as ``payloads`` stores its first blocks, one for each key, once. After that, or the end of the
+    ``with``, the memory is not the caller's: what still writes there writes into later blocks of this client.
+    """
+
+    def __init__(self, flows: Flows, namespace_id: NamespaceId) -> None:
+        self.layout = flows.known(namespace_id).layout
+        super().__init__(
+            flows, namespace_id, PutPlan.staged(self.layout, PutBlocks((), (), ())), flows.options.timeout_s
+        )
+        self._buffer = memoryview(b"")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one layer's slice of a block to the next."""
+        return self._places[0].place.stride if self._places else 0
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[memoryview]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | list[memoryview]:
+        """Writable memory of a block: ``raw_slice_bytes`` a layer, ``stride`` apart, from its first byte on."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        begin = self._places[index].place.offset
+        return self._buffer[begin : begin + (self.layout.layers - 1) * self.stride + self.layout.raw_slice_bytes]
+
+    def layer(self, index: int, layer: int) -> memoryview:
+        """Writable memory of one layer of a block, ``raw_slice_bytes`` long."""
+        if not 0 <= layer < self.layout.layers:
+            raise InvalidArgument("layer", layer, f"0 to {self.layout.layers - 1}")
+        begin = layer * self.stride
+        return self[index][begin : begin + self.layout.raw_slice_bytes]
+
+    def claim(self, count: int) -> Flow[None]:
+        """For the client: take the places. Raises what stands in the way."""
+        places = yield from self._claimed(count)
+        if places:
+            self._buffer = self._memory(Area.BUFFER)
+        self._places = places
+
+    def put(self, namespace_id: NamespaceId, blocks: PutBlocks) -> Flow[CommitResult]:
+        """For the client: store the first blocks, and give the other places back."""
+        count = len(blocks.keys)
+        if not 1 <= count <= len(self):
+            raise InvalidArgument(
+                "keys", f"{count} keys", f"1 to {len(self)}, the blocks that are staged and not put yet"
+            )
+        if namespace_id != self._namespace_id:
+            raise InvalidArgument(
+                "namespace_id", namespace_id.hex(), f"{self._namespace_id.hex()}, which was staged for"
+            )
+        self._plan = PutPlan.staged(self.layout, blocks)
+        try:
+            return (yield from self.publish())
+        except KVStoreError as error:
+            return self._flows.fall_back("Cache/Commit", error, partial(put_failed, count))
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """End: what was not put goes back. Waits for nothing. Idempotent."""
+        self._places, self._buffer = (), memoryview(b"")
+        super().give_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
 
 
 class _Sent(NamedTuple):

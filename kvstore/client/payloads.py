@@ -16,7 +16,7 @@ from kvstore.client.copying import Copies, as_bytes
 from kvstore.client.steps import Copying
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import PAGE_BITS, BlockLayout
-from kvstore.core.types import Area, BlockKey, Busy, Codec, Durability, Outcome, Reason, Tier
+from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, Busy, Codec, Durability, Outcome, Reason, Tier
 
 if TYPE_CHECKING:
     from kvstore.client.standing import Standing
@@ -37,6 +37,7 @@ class PutBlocks:
     keys: Sequence[BlockKey]
     parents: Sequence[BlockKey]
     payloads: Sequence[object]
+    """Buffers; or what ``stage`` gave, whose first blocks they are."""
     token_ids: Sequence[int] = ()
     durability: Durability | None = None
 
@@ -140,17 +141,16 @@ class PutPlan:
     @classmethod
     def of(cls, layout: BlockLayout, blocks: PutBlocks, part_bytes: int = PUT_PART_BYTES) -> PutPlan:
         """Check sizes. InvalidArgument naming the field that does not fit."""
-        count = len(blocks.keys)
-        for field, size in (("parents", len(blocks.parents)), ("payloads", len(blocks.payloads))):
-            if size != count:
-                raise InvalidArgument(field, f"{size} entries", f"{count} entries, one for each of keys")
-        if len(blocks.token_ids) % max(count, 1):
-            raise InvalidArgument(
-                "token_ids", f"{len(blocks.token_ids)} tokens", f"block_tokens for each of {count} keys"
-            )
+        _check(blocks, "parents", "payloads")
         size = layout.layers * layout.raw_slice_bytes
         sources = [as_bytes(f"payloads[{i}]", payload, size) for i, payload in enumerate(blocks.payloads)]
         return cls(blocks, layout, sources, max(1, part_bytes // layout.stored_bytes))
+
+    @classmethod
+    def staged(cls, layout: BlockLayout, blocks: PutBlocks) -> PutPlan:
+        """Of blocks whose bytes are where they are to be already. Checks as ``of``."""
+        _check(blocks, "parents")
+        return cls(blocks, layout, [], BATCH_KEYS_MAX)
 
     @property
     def parts(self) -> list[slice]:
@@ -185,6 +185,17 @@ class PutPlan:
         """What a part commits."""
         pairs = zip(places, self.blocks.keys[part], self.blocks.parents[part], strict=True)
         return [CommitEntry(standing.reservation_id, key, parent) for standing, key, parent in pairs]
+
+
+def _check(blocks: PutBlocks, *fields: str) -> None:
+    """Refuse fields that do not go with the keys."""
+    count = len(blocks.keys)
+    for field in fields:
+        size = len(getattr(blocks, field))
+        if size != count:
+            raise InvalidArgument(field, f"{size} entries", f"{count} entries, one for each of keys")
+    if len(blocks.token_ids) % max(count, 1):
+        raise InvalidArgument("token_ids", f"{len(blocks.token_ids)} tokens", f"block_tokens for each of {count} keys")
 
 
 def no_room(count: int, busy: Busy | None) -> CommitResult:

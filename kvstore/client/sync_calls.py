@@ -20,6 +20,7 @@ from kvstore.cache import (
     PlanPass,
     ReserveResult,
 )
+from kvstore.client.flow_put import Staged
 from kvstore.client.flows import Flows
 from kvstore.client.operations import Operation, Operations
 from kvstore.client.payloads import GotBlocks, PutBlocks
@@ -227,6 +228,15 @@ class SyncCalls(ABC):
         session's buffer holds goes through it in windows.
         """
         return self.drive(self.flows.puts.put(namespace_id, blocks, remote=self.remote))
+
+    @typed
+    def stage(self, namespace_id: NamespaceId, count: int) -> Staged:
+        """Places for up to ``count`` blocks in the session's buffer, to be written there: a put without a copy.
+
+        ``with client.stage(...) as staged``: write ``staged.layer(i, layer)``, then ``put`` with ``staged`` as
+        ``payloads``, once. Half the buffer at most. InvalidArgument for a client on another host, which has no buffer.
+        """
+        return self.drive(self.flows.puts.stage(namespace_id, count, remote=self.remote))
 
     @typed
     def get(

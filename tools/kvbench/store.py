@@ -90,13 +90,20 @@ def _copies(client: Client, effort: Effort) -> list[Row]:
             if None in blocks:
                 raise Unavailable("a block that was stored is not there: run kvbench on a daemon of its own")
 
-    put = _Puts(client)
-    seconds = take_turns({"copy": copies, "get": get, "put": put}, effort.rounds)
+    puts = _Puts(client)
+    cases: dict[str, Callable[[], object]] = {
+        "copy": copies,
+        "get": get,
+        "put": puts,
+        "write": puts.stage,
+        "put staged": puts.put_staged,
+    }
+    seconds = take_turns(cases, effort.rounds)
     copies.close()
     with echo(16 * BATCH) as call:
         # Beside its limit and not beside the copies, which leave nothing in the caches.
-        cases = {"in place": in_place, "echo": lambda: call(bytes(34 * BATCH))}
-        seconds |= take_turns(cases, effort.rounds * 4)
+        beside = {"in place": in_place, "echo": lambda: call(bytes(34 * BATCH))}
+        seconds |= take_turns(beside, effort.rounds * 4)
     limit = rate(out_bytes, median(seconds["copy"]))
     conditions = {"blocks": BATCH, "block_bytes": BLOCK_BYTES, "copy_threads": threads, "rounds": effort.rounds}
 
@@ -128,11 +135,12 @@ def _copies(client: Client, effort: Effort) -> list[Row]:
             conditions=conditions,
         ),
         copied("put 16 x 1 MiB, checksummed", "put", ">= 0.5 of it", peers.PUT_16_MIB),
+        copied("put 16 x 1 MiB, from the session's buffer", "put staged", ">= 0.85 of it", {}),
     ]
 
 
 class _Puts:
-    """Puts of fresh blocks, a batch a call."""
+    """Puts of fresh blocks, a batch a call, from memory of the bench or of the session's buffer."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -141,12 +149,26 @@ class _Puts:
         self._payloads = [aligned_buffer(BLOCK_BYTES) for _ in range(BATCH)]
         for seed, payload in enumerate(self._payloads):
             payload[:] = noise(BLOCK_BYTES, seed).data
+        self._staged: Sequence[memoryview] = ()
         # Keys are made outside of what is measured, as an engine makes them while it tokenises.
-        self._chains = iter([Chain.fresh(self._spec, BATCH, start) for start in range(512)])
+        self._chains = iter([Chain.fresh(self._spec, BATCH, start) for start in range(1024)])
 
     def __call__(self) -> None:
+        self._put(self._payloads)
+
+    def stage(self) -> None:
+        """Write a batch into the buffer, as an engine's copies from its device do."""
+        self._staged = self._client.stage(self._namespace, BATCH)
+        for memory, payload in zip(self._staged, self._payloads, strict=True):
+            memory[:] = payload
+
+    def put_staged(self) -> None:
+        """Put what ``stage`` wrote."""
+        self._put(self._staged)
+
+    def _put(self, payloads: Sequence[object]) -> None:
         chain = next(self._chains)
-        _require(self._client.put(self._namespace, PutBlocks(chain.keys, chain.parents, self._payloads)).outcomes)
+        _require(self._client.put(self._namespace, PutBlocks(chain.keys, chain.parents, payloads)).outcomes)
 
 
 def _calls(client: Client, effort: Effort) -> list[Row]:
