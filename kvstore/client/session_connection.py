@@ -12,7 +12,6 @@ import contextlib
 import os
 import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -121,14 +120,15 @@ class SessionConnection:
                         self._take_in(data[begin:])
         except OSError as error:
             raise self._end(f"the connection to the daemon broke: {error}") from error
+        except BaseException:
+            self.forget(call_id, late)
+            raise
         finally:
             with self._lock:
                 self._leading = False
                 if reply is not None:
                     # The session may have ended meanwhile, and its calls with it; the reply is whole all the same.
                     self._calls.pop(call_id, None)
-                elif call_id in self._calls and sys.exc_info()[0] is not None:
-                    self.forget(call_id, late)
                 if self._following or self._closed:
                     # ``close`` waits for the leader, too.
                     self._changed.notify_all()

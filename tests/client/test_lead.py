@@ -14,7 +14,8 @@ from kvstore.client import session_connection
 from kvstore.client.arenas import Arenas
 from kvstore.client.handshake import Hello, Welcome
 from kvstore.client.session_connection import CALLS_MAX, SessionConnection
-from kvstore.core.errors import DeadlineExceeded, Unavailable
+from kvstore.core.errors import DeadlineExceeded, KVStoreError, NotFound, Unavailable
+from kvstore.wire.errors import status_code, to_detail
 from kvstore.wire.framing import FrameDecoder, FrameKind, pack_frame
 from tests.client.harness import until
 
@@ -40,6 +41,10 @@ class Peer:
         """Replies in one piece, each the request's payload again."""
         frames = [pack_frame(self._numbers[payload], FrameKind.REPLY, payload) for payload in payloads]
         self._socket.sendall(b"".join(frames))
+
+    def refuse(self, payload: bytes, error: KVStoreError) -> None:
+        detail = to_detail(error).SerializeToString()
+        self._socket.sendall(pack_frame(self._numbers[payload], FrameKind.ERROR, detail, code=status_code(error)))
 
 
 @pytest.fixture
@@ -101,6 +106,23 @@ def test_the_end_of_the_session_wakes_leader_and_followers(ends):
     for call in calls:
         with pytest.raises(Unavailable, match="closed"):
             call.result(SOON_S)
+
+
+def test_a_call_that_handles_another_error_gets_its_own(ends):
+    link, peer, pool = ends
+
+    def call_again() -> bytes:
+        try:
+            raise KeyError("an error that the caller has in hand")
+        except KeyError:
+            return link.call("x/Y", b"a", LONG_S)
+
+    refused = pool.submit(call_again)
+    peer.wait_for(b"a")
+    peer.refuse(b"a", NotFound("there is no such thing"))
+    with pytest.raises(NotFound, match="no such thing"):
+        refused.result(SOON_S)
+    assert link._calls == {}
 
 
 def test_a_call_beyond_the_turns_waits_until_one_has_ended(ends):
