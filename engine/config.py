@@ -26,6 +26,8 @@ class EngineConfig:
     ``hot_bytes``       most memory for slices from storage that selected attention has read lately and will want again;
                         each request that selects takes half of what is left of it
     ``retry_s``         shortest and longest pause between attempts to reach a cache that was lost
+    ``cache_wait_s``    how long a request whose context ``private_bytes`` can not hold waits for a cache that was lost;
+                        then it ends with CACHE. What the cache's storage has of it is not computed again
     ``wait_ms``         longest sleep on a job of the cache when no request can run
     ``device``          "cpu", "cuda", or "auto": a GPU if the cache's DEVICE is on one, else the CPU. "cuda" without a
                         cache is torch's current GPU. **No GPU has been tried yet**
@@ -52,6 +54,7 @@ class EngineConfig:
     host_share: float = 0.9
     hot_bytes: int = 512 << 20
     retry_s: tuple[float, float] = (0.1, 5.0)
+    cache_wait_s: float = 60.0
     wait_ms: int = 20
     device: str = "auto"
     schedule: str = "priority"
@@ -68,7 +71,7 @@ class EngineConfig:
         for name in ("token_budget", "running_max", "lease_ttl_ms", "wait_ms"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"config.{name}", getattr(self, name), "at least 1")
-        for name in ("private_bytes", "hot_bytes", "raw_first_tokens", "recent_raw_tokens"):
+        for name in ("private_bytes", "hot_bytes", "cache_wait_s", "raw_first_tokens", "recent_raw_tokens"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(f"config.{name}", getattr(self, name), "0 or more")
         if not 0.0 <= self.host_share <= 1.0:

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from itertools import islice
 
 from kvstore.core.errors import InternalError, InvalidArgument
-from kvstore.core.namespace import BlockLayout
+from kvstore.core.namespace import BlockLayout, NamespaceSpec
 from kvstore.core.types import BATCH_KEYS_MAX, Area, BlockKey, LeaseId, Tier
 from kvstore.engine.blocks import Block, Registry
 from kvstore.engine.config import EngineConfig
@@ -25,11 +25,12 @@ class Cooling:
     """Moves blocks of one engine to storage, and knows how much of HOST the engine may still pin."""
 
     def __init__(
-        self, link: CacheLink, registry: Registry, counters: Counters, layout: BlockLayout, config: EngineConfig
+        self, link: CacheLink, registry: Registry, counters: Counters, spec: NamespaceSpec, config: EngineConfig
     ) -> None:
         self._link = link
         self._registry = registry
         self._counters = counters
+        layout, self._tokens = BlockLayout.of(spec), spec.block_tokens
         self._stored_bytes, self._device_bytes = layout.stored_bytes, layout.device_bytes
         self._own_blocks = config.private_bytes // layout.device_bytes
         self._host_share = config.host_share
@@ -40,16 +41,25 @@ class Cooling:
         share = int(self._host_share * self._link.region(Area.HOST).nbytes) // self._stored_bytes
         return max(0, share - self._registry.count(Area.HOST))
 
-    def check_fits(self, tokens: int, block_tokens: int) -> None:
+    def fits_own(self, tokens: int) -> bool:
+        """Whether the engine's own memory, all of it, can hold a context."""
+        return -(-tokens // self._tokens) <= self._own_blocks
+
+    def check_fits(self, tokens: int) -> None:
         """Raise InvalidArgument for a context that neither all tiers together nor the engine's own memory can hold."""
-        needed = -(-tokens // block_tokens)
+        needed = -(-tokens // self._tokens)
         available = max(self._own_blocks, self._blocks_max() if self._link.up else 0)
         if needed > available:
             size = needed * self._stored_bytes
             raise InvalidArgument(
                 "prompt",
                 f"{tokens} tokens, {needed} blocks of {size} bytes in all",
-                f"at most {available} blocks, as DEVICE, HOST and storage hold",
+                f"at most {available} blocks, as "
+                + (
+                    "DEVICE, HOST and storage hold"
+                    if self._link.up
+                    else "the engine's own memory holds without its cache"
+                ),
             )
 
     def _blocks_max(self) -> int:

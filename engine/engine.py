@@ -8,7 +8,8 @@
 
 If the session with the cache ends at any point, what the engine held of it counts as gone: the step's results are
 thrown away unless they were confirmed before, the requests begin again from their tokens in the engine's own memory,
-and the cache is tried again every now and then. A token that was handed out stays handed out.
+and the cache is tried again every now and then. Those that this memory can not hold wait for the cache, and go on from
+what its storage has of them. A token that was handed out stays handed out.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from kvstore.engine.weights import Model
 class TokenOutput:
     """One token of one request. ``text`` is what became certain with it; ``reason`` is set with the last one.
 
-    ``token`` is None where a request ended without a new token (aborted, or out of memory). ``cached_tokens`` comes
-    with the first token and the last: tokens that were not computed, by where they came from. ``left_out`` is, with
-    selected attention, a bound of the share of any head's mass that was not read for this token.
+    ``token`` is None where a request ended without a new token (aborted, out of memory, or its cache lost).
+    ``cached_tokens`` comes with the first token and the last: tokens that were not computed, by where they came from.
+    ``left_out`` is, with selected attention, a bound of the share of any head's mass that was not read for this token.
     """
 
     request_id: RequestId
@@ -116,7 +117,7 @@ class Engine:
         tokens = self.tokens_of(prompt)
         if params.stop and self._model.text is None:
             raise InvalidArgument("sampling.stop", params.stop, "none, since this model has no tokenizer")
-        self._blocks.cooling.check_fits(len(tokens), self._spec.block_tokens)
+        self._blocks.cooling.check_fits(len(tokens))
         stream = TextStream(self._model.text, params.stop) if self._model.text is not None else None
         request_id, self._next_id = RequestId(self._next_id), self._next_id + 1
         draw = draw or Sampler(params)
@@ -267,7 +268,7 @@ class Engine:
 
     def _starved(self) -> list[TokenOutput]:
         ended, self._scheduler.starved = self._scheduler.starved, []
-        return [TokenOutput(s.request_id, None, _rest(s), FinishReason.MEMORY) for s in ended]
+        return [TokenOutput(s.request_id, None, _rest(s), s.reason) for s in ended]
 
     def _count_bytes(self, step: StepInput) -> None:
         attended, tally = self.counters.bytes_attended, self._blocks.readers.tally

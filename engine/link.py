@@ -18,6 +18,7 @@ is away.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -52,7 +53,7 @@ class CacheLink:
         self._config = config
         self._clock = clock
         self._renewed_at = 0.0
-        self._retry_at = clock.now()
+        self._retry_at = self._down_since = clock.now()
         self._generation = 0
         self._pause = config.retry_s[0]
         self._regions: dict[Area, Region] = {}
@@ -144,6 +145,21 @@ class CacheLink:
         """How long rights of the engine outlive a sign of it."""
         return self._config.lease_ttl_ms
 
+    @property
+    def lost(self) -> bool:
+        """True while a cache that was there is not."""
+        return not self.up and self.losses > 0
+
+    @property
+    def away_s(self) -> float:
+        """Seconds since the cache was lost; 0 while it is there."""
+        return 0.0 if self.up else self._clock.now() - self._down_since
+
+    def pause(self, longest_ms: int) -> None:
+        """While the cache is lost, sleep until it is to be tried again, for ``longest_ms`` at most."""
+        if self.lost:
+            time.sleep(max(0.0, min(self._retry_at - self._clock.now(), longest_ms / 1000.0)))
+
     def now(self) -> float:
         """Seconds of the clock that leases go by."""
         return self._clock.now()
@@ -203,6 +219,7 @@ class CacheLink:
         if self.up:
             LOG.warning("the cache was lost (%s); going on by recompute", error)
             self.losses, self._tells = self.losses + 1, False
+            self._down_since = self._clock.now()
         self._put_off(error)
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ class BlockManager:
         self._counters = counters
         self._registry = Registry()
         self.readers = ColdReaders(link, self._layout, spec.block_tokens)
-        self.cooling = Cooling(link, self._registry, counters, self._layout, config)
+        self.cooling = Cooling(link, self._registry, counters, spec, config)
         self._recent_tokens = config.recent_raw_tokens
         self._open_tokens_asked = config.open_tokens
         self._encodes = spec.codec != "raw"

@@ -45,7 +45,7 @@ class Scheduler:
         self._held_back = False
         self._entries = 0
         self.starved: list[Sequence] = []
-        """Requests that ended for want of memory since the engine last looked; it takes them out."""
+        """Requests that ended since nothing could hold them, and the engine was not told yet; it takes them out."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._admitted)
@@ -66,6 +66,7 @@ class Scheduler:
     def plan(self) -> list[Share]:
         """The next step's shares, places claimed; empty if every request waits for a job. Raises LinkLost."""
         self._blocks.poll()
+        self._give_up()
         self._admit()
         self._settle_prefixes()
         budget = self._config.token_budget
@@ -83,8 +84,9 @@ class Scheduler:
         return list(shares.values())
 
     def wait(self) -> None:
-        """Sleep until a job ends, not longer than the configuration's ``wait_ms``. Raises LinkLost."""
+        """Sleep until a job ends or the cache is to be tried again, for ``config.wait_ms`` at most. Raises LinkLost."""
         self._blocks.poll(self._config.wait_ms)
+        self._link.pause(self._config.wait_ms)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a request and give up what it holds. Raises LinkLost, with the request ended all the same."""
@@ -107,13 +109,24 @@ class Scheduler:
             self._back_to_waiting(sequence)
         self._held_back = False
 
+    def _needs_cache(self, sequence: Sequence) -> bool:
+        """True while the cache is lost, and nothing but the cache can hold a request's context."""
+        return self._link.lost and not self._blocks.cooling.fits_own(len(sequence.tokens))
+
+    def _give_up(self) -> None:
+        """End the requests that have waited for a lost cache for too long."""
+        if self._link.lost and self._link.away_s >= self._config.cache_wait_s:
+            for sequence in [s for s in self._waiting if self._needs_cache(s)]:
+                self.starved.append(sequence)
+                self.finish(sequence, FinishReason.CACHE)
+
     def _admit(self) -> None:
         """Let waiting requests in by rank.
 
         After a preemption only those that outrank an admitted one come in, and one more for each that ends.
         """
-        while self._waiting:
-            first, lowest = self._waiting[0], max(self._admitted, key=_rank, default=None)
+        for first in [s for s in self._waiting if not self._needs_cache(s)]:
+            lowest = max(self._admitted, key=_rank, default=None)
             outranks = lowest is not None and first.priority > lowest.priority
             if lowest is None:
                 self._held_back = False

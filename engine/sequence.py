@@ -41,6 +41,8 @@ class FinishReason(Enum):
     ABORTED = "aborted"
     MEMORY = "memory"
     """Neither the cache nor the engine's own pool could hold its context."""
+    CACHE = "cache"
+    """The cache was lost, did not come back in time, and the engine's own pool can not hold its context."""
 
 
 @dataclass(slots=True, eq=False)

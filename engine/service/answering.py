@@ -23,6 +23,7 @@ STATUS: Final = {
     Failure.TIMEOUT: (504, "timeout"),
     Failure.STUCK: (504, "timeout"),
     Failure.MEMORY: (503, "insufficient_memory"),
+    Failure.CACHE: (503, "cache_lost"),
     Failure.INVALID: (400, None),
     Failure.FAILED: (500, "engine_failed"),
     Failure.STOPPED: (503, "stopping"),

@@ -38,6 +38,7 @@ class Failure(Enum):
     TIMEOUT = "timeout"
     STUCK = "stuck"
     MEMORY = "memory"
+    CACHE = "cache"
     INVALID = "invalid"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -244,6 +245,10 @@ class Driver:
                 self._close(ticket, output.reason.value)
             if output.reason is FinishReason.MEMORY:
                 ticket.deliver(Ended(Failure.MEMORY, "no memory is left for a context of this length"))
+            elif output.reason is FinishReason.CACHE:
+                ticket.deliver(
+                    Ended(Failure.CACHE, "the cache was lost, and only it can hold a context of this length")
+                )
             else:
                 ticket.deliver(output)
 

@@ -50,4 +50,4 @@ def _stream_of(printer: Printer, prefill: Prefill) -> Show | None:
 
 
 def _starved(answer: Answer) -> bool:
-    return answer.reason is FinishReason.MEMORY
+    return answer.reason in (FinishReason.MEMORY, FinishReason.CACHE)

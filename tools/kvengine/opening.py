@@ -82,6 +82,7 @@ def _config(options: EngineOptions) -> EngineConfig:
         schedule=options.schedule,
         host_share=options.host_share,
         hot_bytes=options.hot_mib << 20,
+        cache_wait_s=options.cache_wait_s,
         raw_layers=options.raw_layers,
         raw_first_tokens=options.raw_first_tokens,
         recent_raw_tokens=options.recent_raw_tokens,

@@ -14,8 +14,8 @@ from kvstore.tools.output import Format
 
 EPILOG = """\
 Answers go to stdout, everything else to stderr.
-Exit codes: 0 all prompts were answered, 1 at least one ran out of memory, 2 usage, 3 no daemon answers on the socket,
-4 the model can not be served, 130 interrupted.
+Exit codes: 0 all prompts were answered, 1 at least one ran out of memory or lost its cache, 2 usage, 3 no daemon
+answers on the socket, 4 the model can not be served, 130 interrupted.
 """
 
 
@@ -45,6 +45,7 @@ class EngineOptions:
     schedule: str
     host_share: float
     hot_mib: int
+    cache_wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,13 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=512,
         help="memory for what selected attention read from storage lately (default %(default)s)",
+    )
+    group.add_argument(
+        "--cache-wait-s",
+        type=float,
+        default=60.0,
+        help="how long a context that only the cache can hold waits for a cache that was lost; then its request ends "
+        "(default %(default)s)",
     )
     group.add_argument(
         "--schedule",

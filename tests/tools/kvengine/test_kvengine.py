@@ -156,6 +156,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str], model: Path) -> 
         (("-p", "a", "--attention", "selected", "--mass", "0"), 2, "attention.mass"),
         (("-p", "a", "--host-share", "1.5"), 2, "config.host_share"),
         (("-p", "a", "--hot-mib", "-1"), 2, "config.hot_bytes"),
+        (("-p", "a", "--cache-wait-s", "-1"), 2, "config.cache_wait_s"),
         ((), 2, "no prompt"),
         (("-p", "a", "--device", "tpu"), 2, "--device"),
         (("--file", "no/such/file"), 2, "no/such/file"),
