@@ -45,11 +45,13 @@ test-slow: $(STAMP) ## Run the suites that take minutes: crash loops, long conte
 	$(BIN)/python -m kvstore.tools.fetch_model
 	$(PYTEST) -m slow
 
-test-engines: $(STAMP) ## Run other engines with the store, each in an environment of its own in .cache/engines (5 GB, made once)
+test-engines: $(STAMP) ## Run other engines with the store, each in an environment of its own in .cache/engines (8 GB, made once)
 	$(BIN)/python -m kvstore.tools.engine_venv vllm .cache/engines/vllm
 	$(BIN)/python -m kvstore.tools.engine_venv lmcache .cache/engines/lmcache
+	$(BIN)/python -m kvstore.tools.engine_venv sglang .cache/engines/sglang
 	.cache/engines/vllm/bin/python -m pytest -m engines tests/engines
 	.cache/engines/lmcache/bin/python -m pytest -m engines tests/engines
+	.cache/engines/sglang/bin/python -m pytest -m engines tests/engines
 
 chaos: $(STAMP) ## Ten minutes of kills, stops, forks, cancelled calls and bad disks; every HIT is checked
 	$(BIN)/python -m kvstore.tools.chaos --minutes 10 --seed 1

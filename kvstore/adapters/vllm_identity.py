@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
 import vllm
 
+from kvstore.adapters.weights import weights_of
 from kvstore.client import default_socket
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespaceSpec, canonical_json
-
-_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "*.json")
 
 LOADS: Final = ("auto", "inside", "between")
 
@@ -96,18 +93,6 @@ def specs_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> list
         )
         for rank in range(parallel.tensor_parallel_size)
     ]
-
-
-def weights_of(model: str, revision: str | None) -> str:
-    """Names the weights: a folder by the names, sizes and times of its files, all else by its name and revision."""
-    folder = Path(model)
-    if not folder.is_dir():
-        return f"{model}@{revision or ''}"
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}):
-        found = path.stat()
-        digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
 
 
 def _packing(device: str) -> str:
