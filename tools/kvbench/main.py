@@ -148,7 +148,7 @@ def plan(
     """Reading plans from SSD beside raw direct I/O, and the processor time of their control."""
     from kvstore.tools.kvbench.plan import Effort, run_plan  # noqa: PLC0415 - brings numpy
 
-    effort = Effort(256, 4, 2) if quick else Effort(blocks, layers)
+    effort = Effort(256, 4, 2, 0.2) if quick else Effort(blocks, layers)
     _run(output, markdown, lambda _: run_plan(directory, effort))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +15,12 @@ from typing import Final
 
 from kvstore.client import Client, ClientOptions, PutBlocks
 from kvstore.core.errors import Unavailable
+from kvstore.core.namespace import NamespaceSpec
 from kvstore.core.types import BlockKey, Durability, NamespaceId, Outcome, Target
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvbench.limits import scratch_directory
 from kvstore.tools.kvbench.rows import Row, median, rate, take_turns
+from kvstore.tools.kvbench.sharing import Reading, run_sharing
 from kvstore.tools.kvbench.workload import Chain, opaque_spec
 
 SLICE_BYTES: Final = 12_864
@@ -42,6 +43,8 @@ class Effort:
     blocks: int = 4096
     layers: int = 12
     rounds: int = 5
+    share_s: float = 3.0
+    """How long two processes read at once, each round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +64,37 @@ class Stored:
 def run_plan(directory: Path, effort: Effort) -> list[Row]:
     """All rows, in a folder under ``directory`` that is gone afterwards."""
     with scratch_directory(directory) as folder, ExitStack() as stack:
-        total = effort.blocks * effort.layers * SLICE_BYTES
-        flags = {"host": "256 MiB", "device": "0", "ssd": str(2 * total + (1 << 30)), "ssd-dir": str(folder / "ssd")}
+        total = 2 * effort.blocks * effort.layers * SLICE_BYTES
+        flags = {
+            "host": "256 MiB",
+            "device": "0",
+            "ssd": str(5 * total // 4 + (1 << 30)),
+            "ssd-dir": str(folder / "ssd"),
+        }
         daemon = stack.enter_context(DaemonProcess(folder, {**flags, "ssd-free-floor": "0"}))
         daemon.start()
-        readers = [
-            stack.enter_context(
-                Client(daemon.socket, ClientOptions(strict=True, buffer_bytes=128 << 20, name=f"reader {number}"))
-            )
-            for number in range(2)
-        ]
-        stored = _fill(readers, effort)
+        options = ClientOptions(strict=True, buffer_bytes=128 << 20, name="kvbench plan")
+        client = stack.enter_context(Client(daemon.socket, options))
+        spec = opaque_spec("plan", layers=effort.layers, block_bytes=SLICE_BYTES * effort.layers)
+        stored, other = (_fill(client, spec, effort, start) for start in range(2))
         raw = RawReads(sorted((folder / "ssd").glob("segment-*")))
         stack.callback(raw.close)
-        return [*_rates(raw, daemon.pid, readers[0], stored, effort), _shares(readers, stored)]
+        reading = Reading(daemon.socket, spec, PIECE_BYTES, PIECES)
+        return [
+            *_rates(raw, daemon.pid, client, stored, effort),
+            run_sharing(reading, [stored.keys, other.keys], effort.share_s, effort.rounds),
+        ]
 
 
-def _fill(clients: Sequence[Client], effort: Effort) -> Stored:
-    spec = opaque_spec("plan", layers=effort.layers, block_bytes=SLICE_BYTES * effort.layers)
-    opened = [client.open_namespace(spec) for client in clients]
-    namespace_id = opened[0].namespace_id
-    chain = Chain.fresh(spec, effort.blocks)
+def _fill(client: Client, spec: NamespaceSpec, effort: Effort, start: int) -> Stored:
+    namespace_id = client.open_namespace(spec).namespace_id
+    chain = Chain.fresh(spec, effort.blocks, start)
     noise = random.Random(1).randbytes(SLICE_BYTES * effort.layers)
     for begin in range(0, len(chain.keys), RUN_BLOCKS):
         part = slice(begin, begin + RUN_BLOCKS)
         keys = chain.keys[part]
         blocks = PutBlocks(keys, chain.parents[part], [noise] * len(keys), durability=Durability.DURABLE)
-        if set(clients[0].put(namespace_id, blocks).outcomes) != {Outcome.HIT}:
+        if set(client.put(namespace_id, blocks).outcomes) != {Outcome.HIT}:
             raise Unavailable("blocks were not stored")
     return Stored(namespace_id, chain.keys, effort.layers)
 
@@ -228,39 +235,6 @@ def _fetched(pid: int, client: Client, stored: Stored, layer: int) -> tuple[floa
         client.release(lease)
     seconds = time.perf_counter() - begin
     return (_control_seconds(pid) - before) / len(stored.keys) * 1e6, seconds
-
-
-def _shares(readers: Sequence[Client], stored: Stored) -> Row:
-    """Two sessions read at once: the share of the bytes that the slower one gets while both do."""
-    counts = [0, 0]
-    ends = threading.Event()
-
-    def read(number: int) -> None:
-        with readers[number].plan(stored.namespace_id, stored.keys, piece_bytes=PIECE_BYTES, pieces=PIECES) as plan:
-            while not ends.is_set():
-                for piece in plan.pieces():
-                    if ends.is_set():
-                        return
-                    counts[number] += piece.data.nbytes
-                plan.restart()
-
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    total = 2 * stored.layer_bytes * stored.layers
-    while sum(counts) < total:
-        ends.wait(0.01)
-    ends.set()
-    for thread in threads:
-        thread.join()
-    return Row(
-        bench="plan",
-        case="two sessions at once: what the slower one gets",
-        value=min(counts) / sum(counts),
-        unit="of the bytes",
-        target=">= 0.4",
-        conditions={"bytes": sum(counts)},
-    )
 
 
 def _control_seconds(pid: int) -> float:

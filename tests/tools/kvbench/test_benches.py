@@ -44,7 +44,9 @@ def test_plan(tmp_path):
     assert len(rows) == 5
     assert all(row["limit"] > 0 for case, row in rows.items() if case.startswith("read"))
     assert rows["control of one layer"]["peers"]["fetch into the buffer"] > rows["control of one layer"]["value"]
-    assert 0 < rows["two sessions at once: what the slower one gets"]["value"] <= 0.5
+    shares = rows["two processes at once, different contexts: what the slower one gets"]
+    assert shares["value"] > 0
+    assert min(shares["conditions"]["alone_mb_per_s"] + shares["conditions"]["together_mb_per_s"]) > 0
 
 
 def test_disk(tmp_path):
