@@ -75,6 +75,7 @@ bench: $(STAMP) ## Run the benchmarks; each prints the limit of this machine bes
 
 figures: $(STAMP) ## Run the benchmarks and write what they print into docs/performance.md (half an hour; leave the machine alone)
 	$(BIN)/kvbench store --markdown docs/performance.md
+	$(BIN)/kvbench crowd --markdown docs/performance.md --plot docs/pictures/crowd.png
 	$(BIN)/kvbench disk --markdown docs/performance.md
 	$(BIN)/kvbench restart --markdown docs/performance.md
 	$(BIN)/kvbench attention --markdown docs/performance.md

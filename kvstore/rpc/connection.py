@@ -32,7 +32,9 @@ CALLS_MAX: Final = 64
 """Calls that one connection may have under way; one more is refused."""
 
 UID_CALLS_MAX: Final = 192
-"""Calls that the sessions of one user may have under way: one user never takes all places in the daemon's pools."""
+"""Calls that the sessions of one user may have under way: one user never takes all places in the daemon's pools. What
+would take one more waits unread in its connection, in the order in which the connections came; calls that take none
+(a release, a match) go on."""
 
 WAITING_BYTES_MAX: Final = 64 << 20
 """Bytes of half requests and of replies that nobody reads, of all sessions of one user; who adds more is ended."""
@@ -59,6 +61,40 @@ class Shares:
         self.calls: dict[int, int] = {}
         self.waiting: dict[int, int] = {}
         """Bytes of half requests and unread replies."""
+        self._lines: dict[int, deque[Connection]] = {}
+        """Connections whose next call waits until one of their user's has ended."""
+
+    def full(self, uid: int) -> bool:
+        """Whether a user has all the calls under way that it may have."""
+        return self.calls.get(uid, 0) >= UID_CALLS_MAX
+
+    def began(self, uid: int) -> None:
+        """A call of this user takes a place in a pool."""
+        self.calls[uid] = self.calls.get(uid, 0) + 1
+
+    def ended(self, uid: int) -> None:
+        """It has given it back: the next one in the line has its turn."""
+        self.calls[uid] -= 1
+        if not self.calls[uid]:
+            del self.calls[uid]
+        self.call_next(uid)
+
+    def stand_in_line(self, uid: int, connection: Connection, *, first: bool) -> None:
+        """Let ``connection`` have another turn when there is room."""
+        line = self._lines.setdefault(uid, deque())
+        if first:
+            line.appendleft(connection)
+        else:
+            line.append(connection)
+
+    def call_next(self, uid: int) -> None:
+        """Where there is room for a call of this user, give the first in its line a turn."""
+        line = self._lines.get(uid)
+        if line is None or self.full(uid):
+            return
+        line.popleft().have_turn()
+        if not line:
+            del self._lines[uid]
 
 
 class Connection:
@@ -85,7 +121,7 @@ class Connection:
         self._left = left
         self._decoder = FrameDecoder()
         self._calls = 0
-        self._calls_of = shares.calls
+        self._shares = shares
         self._waiting_of = shares.waiting
         self._counted = 0
         """Bytes of this connection in ``_waiting_of``."""
@@ -100,6 +136,8 @@ class Connection:
         """Whether nothing is read now."""
         self._scheduled = False
         """Whether these will have another turn."""
+        self._had_turn = False
+        """Whether it has come to the head of its user's line: who took the place before it came later."""
         self._ending = False
 
     def begin(self, behind: bytes) -> None:
@@ -141,8 +179,11 @@ class Connection:
         Nothing more is read until it is through, and nothing is handled while the client does not read its replies.
         """
         self._scheduled = False
-        until = time.monotonic() + TURN_S
+        until, full = time.monotonic() + TURN_S, False
         while self._waiting and not self._unsent and self._socket is not None:
+            if self._shares.full(self._uid) and self._dispatcher.takes_place(self._waiting[0]):
+                full = True
+                break
             self._handle(self._waiting.popleft())
             if self._waiting and time.monotonic() >= until:
                 break
@@ -151,10 +192,23 @@ class Connection:
         if self._waiting:
             self._pause()
             self._scheduled = True
-            self._loop.call_soon(self._serve)
+            if full:
+                self._shares.stand_in_line(self._uid, self, first=self._had_turn)
+            else:
+                self._loop.call_soon(self._serve)
         elif self._paused:
             self._paused = False
             self._loop.add_reader(self._socket, self._readable)
+
+    def have_turn(self) -> None:
+        """There is room for a call of this user: serve it, and whoever stands behind if it was not needed here."""
+        self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._had_turn = True
+        self._serve()
+        self._had_turn = False
+        self._shares.call_next(self._uid)
 
     def _count_waiting(self) -> None:
         """Count what waits here. Raises ResourceExhausted if it is too much for one user."""
@@ -183,34 +237,26 @@ class Connection:
         try:
             if kind != _REQUEST:
                 raise InvalidArgument("frame.kind", kind, f"{_REQUEST}, a request")
-            if self._calls >= CALLS_MAX or self._calls_of.get(self._uid, 0) >= UID_CALLS_MAX:
-                self._refuse()
+            if self._calls >= CALLS_MAX:
+                raise ResourceExhausted(
+                    f"{self._calls} calls of this session are under way",
+                    field="calls", value=self._calls, expected=f"at most {CALLS_MAX}",
+                )  # fmt: skip
             done = partial(self._finish, call_id)
             reply = self._dispatcher.begin(name, self._ctx, payload, self._loop, done)
             if isinstance(reply, Message):
                 self._write(pack_frame(call_id, FrameKind.REPLY, reply.SerializeToString()))
             else:
                 self._calls += 1
-                self._calls_of[self._uid] = self._calls_of.get(self._uid, 0) + 1
+                self._shares.began(self._uid)
         except KVStoreError as error:
             self._write(error_frame(call_id, error))
         finally:
             REQUEST.reset(token)
 
-    def _refuse(self) -> None:
-        uid = self._uid
-        whose, count, bound = "this session", self._calls, CALLS_MAX
-        if count < bound:
-            whose, count, bound = f"uid {uid}", self._calls_of[uid], UID_CALLS_MAX
-        raise ResourceExhausted(
-            f"{count} calls of {whose} are under way", field="calls", value=count, expected=f"at most {bound}"
-        )
-
     def _finish(self, call_id: int, reply: Message | None, error: KVStoreError | None) -> None:
         self._calls -= 1
-        self._calls_of[self._uid] -= 1
-        if not self._calls_of[self._uid]:
-            self._calls_of.pop(self._uid)
+        self._shares.ended(self._uid)
         try:
             if error is not None:
                 self._write(error_frame(call_id, error))

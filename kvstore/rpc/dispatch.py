@@ -22,8 +22,8 @@ from kvstore.rpc.pool import BoundedPool, Job
 from kvstore.rpc.table import OTHERS
 from kvstore.rpc.times import CallTimes
 from kvstore.wire.errors import as_domain
-from kvstore.wire.framing import MESSAGE_BYTES_MAX
-from kvstore.wire.verbs import VERBS, Method, Runs
+from kvstore.wire.framing import MESSAGE_BYTES_MAX, Frame
+from kvstore.wire.verbs import VERBS, Method, Runs, Verb
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,15 @@ class Dispatcher:
             finally:
                 # A frame that refers to the error that went through it keeps what the caller's frames hold, too.
                 del failure
+
+    @staticmethod
+    def takes_place(frame: Frame) -> bool:
+        """Whether a request takes a place in a pool, or may: what runs on the loop alone takes none."""
+        method = VERBS.get(frame.name) or OTHERS.get(frame.name)
+        if method is None:
+            return False
+        waits = isinstance(method, Verb) and method.wait is not None
+        return waits or method.runs is not Runs.INLINE or len(frame.payload) > INLINE_BYTES_MAX
 
     def start(
         self, name: str, ctx: CallContext, payload: bytes, loop: asyncio.AbstractEventLoop

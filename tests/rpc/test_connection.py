@@ -29,6 +29,9 @@ class StalledDispatcher:
     def begin(self, name, ctx, payload, loop, done):
         self.done.append(done)
 
+    def takes_place(self, frame):
+        return frame.name != "free"
+
 
 class Peer:
     """The client's end of a connection, on the loop."""
@@ -43,8 +46,8 @@ class Peer:
         self.connection.begin(b"")
         self._decoder = FrameDecoder()
 
-    def request(self, *numbers, kind=FrameKind.REQUEST):
-        self.end.sendall(b"".join(pack_frame(number, kind, b"", name=b"x") for number in numbers))
+    def request(self, *numbers, kind=FrameKind.REQUEST, name=b"x"):
+        self.end.sendall(b"".join(pack_frame(number, kind, b"", name=name) for number in numbers))
 
     async def frames(self, count):
         found = []
@@ -79,26 +82,56 @@ def test_a_session_may_have_so_many_calls_under_way():
 def test_a_user_may_have_so_many_calls_under_way_in_all_its_sessions():
     async def run():
         dispatcher, sessions = StalledDispatcher(), UID_CALLS_MAX // CALLS_MAX
-        async with peers(dispatcher, *[7] * (sessions + 1), 8) as made:
+        async with peers(dispatcher, *[7] * (sessions + 2), 8) as made:
             for peer in made[:sessions]:
                 peer.request(*range(1, CALLS_MAX + 1))
             while len(dispatcher.done) < sessions * CALLS_MAX:
                 await asyncio.sleep(0)
-            *_, last, other = made
+            *_, last, gone, other = made
+            begun = sessions * CALLS_MAX
+            gone.request(1)
             last.request(1)
-            (refused,) = await last.frames(1)
-            assert isinstance(from_detail(refused.payload, refused.code), ResourceExhausted)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert len(dispatcher.done) == begun, "they wait"
             other.request(1)
-            while len(dispatcher.done) == sessions * CALLS_MAX:
-                await asyncio.sleep(0)
-            made[0].connection.abort()
-            for done in dispatcher.done[:CALLS_MAX]:
-                done(None, Unavailable("gone"))
-            last.request(2)
-            while len(dispatcher.done) == sessions * CALLS_MAX + 1:
-                await asyncio.sleep(0)
+            await until(lambda: len(dispatcher.done) == begun + 1)
+            gone.connection.abort()
+            dispatcher.done[0](None, Unavailable("gone"))
+            await until(lambda: len(dispatcher.done) == begun + 2)
+            assert len(made[0].connection._shares._lines) == 0
 
     asyncio.run(run())
+
+
+def test_what_takes_no_place_goes_on_until_it_stands_behind_what_waits():
+    async def run():
+        dispatcher, sessions = StalledDispatcher(), UID_CALLS_MAX // CALLS_MAX
+        async with peers(dispatcher, *[7] * (sessions + 1)) as made:
+            for peer in made[:sessions]:
+                peer.request(*range(1, CALLS_MAX + 1))
+            begun = sessions * CALLS_MAX
+            await until(lambda: len(dispatcher.done) == begun)
+            last = made[-1]
+            last.request(1, name=b"free")
+            await until(lambda: len(dispatcher.done) == begun + 1)
+            last.request(2)
+            last.request(3, name=b"free")
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert len(dispatcher.done) == begun + 1
+            for done in dispatcher.done[:2]:
+                done(None, Unavailable("gone"))
+            await until(lambda: len(dispatcher.done) == begun + 3)
+
+    asyncio.run(run())
+
+
+async def until(ready):
+    """Let the loop turn until it is so."""
+    async with asyncio.timeout(30):
+        while not ready():
+            await asyncio.sleep(0)
 
 
 def test_a_client_that_does_not_read_is_not_read_from():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Final, NoReturn
@@ -54,19 +53,26 @@ def store(
     from kvstore.tools.kvbench.store import Effort, run_store  # noqa: PLC0415 - brings numpy, which --help needs not
 
     effort = Effort(rounds=5, calls=60) if quick else Effort()
+    _run(output, markdown, lambda printer: _on_daemon(socket, printer, lambda where: run_store(where, effort)))
 
-    def work(printer: Printer) -> list[Row]:
-        with ExitStack() as stack:
-            where = socket
-            if not where:
-                folder = Path(stack.enter_context(TemporaryDirectory(prefix="kvbench-")))
-                daemon = stack.enter_context(DaemonProcess(folder, {"host": str(HOST_BYTES), "device": "0"}))
-                printer.talk("starting kvstored with 640 MiB of HOST, without DEVICE and SSD", style="dim")
-                daemon.start()
-                where = str(daemon.socket)
-            return run_store(where, effort)
 
-    _run(output, markdown, work)
+@app.command()
+def crowd(
+    socket: SocketOption = "",
+    clients: Annotated[
+        str, typer.Option("--clients", help="Numbers of clients, apart by commas.")
+    ] = "1,2,8,32,128,200",
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw them into this PNG.")] = None,
+    quick: QuickOption = False,
+    output: OutputOption = Format.TABLE,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Put and get of four blocks by more and more clients at a time: whether one costs the others."""
+    from kvstore.tools.kvbench.crowd import Effort, run_crowd  # noqa: PLC0415 - brings numpy
+
+    counts = tuple(sorted(set(_numbers(clients, "--clients"))))
+    effort = Effort(1, 0.3, counts[:2]) if quick else Effort(counts=counts)
+    _run(output, markdown, lambda printer: _on_daemon(socket, printer, lambda where: run_crowd(where, effort, plot)))
 
 
 @app.command()
@@ -229,6 +235,17 @@ def million(
     from kvstore.tools.kvbench.million import Effort, run_million  # noqa: PLC0415 - brings torch and transformers
 
     _run(output, markdown, lambda _: run_million(directory, model, Effort(tokens, max_share=share)))
+
+
+def _on_daemon(socket: str, printer: Printer, work: Callable[[str], list[Row]]) -> list[Row]:
+    """Measure on the daemon that was named, else on one of its own."""
+    if socket:
+        return work(socket)
+    flags = {"host": str(HOST_BYTES), "device": "0"}
+    with TemporaryDirectory(prefix="kvbench-") as folder, DaemonProcess(Path(folder), flags) as daemon:
+        printer.talk("starting kvstored with 640 MiB of HOST, without DEVICE and SSD", style="dim")
+        daemon.start()
+        return work(str(daemon.socket))
 
 
 def _numbers(text: str, option: str = "--threads") -> tuple[int, ...]:

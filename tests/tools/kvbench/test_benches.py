@@ -38,6 +38,14 @@ def test_store():
         assert words in cases
 
 
+def test_crowd(tmp_path):
+    rows = kvbench("crowd", "--clients", "3,1", "--plot", str(tmp_path / "crowd.png"))
+    assert [row["conditions"].get("clients") for row in rows] == [1, 3, None]
+    assert all(row["value"] > 0 and row["conditions"]["misses"] == 0 for row in rows[:-1])
+    assert 0 < rows[-1]["value"] <= 1
+    assert (tmp_path / "crowd.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_plan(tmp_path):
     rows = {row["case"]: row for row in kvbench("plan", "--directory", str(tmp_path))}
     assert {row["bench"] for row in rows.values()} == {"plan"}
