@@ -10,12 +10,17 @@ from pathlib import Path
 
 def resident_bytes(pids: Sequence[int]) -> int:
     """The sum of the processes' shares of resident memory; of memory that other processes map too, their part only."""
-    return sum(_proportional(pid) for pid in pids)
+    return sum(_proportional(pid, "Pss") for pid in pids)
 
 
-def _proportional(pid: int) -> int:
+def unshared_bytes(pids: Sequence[int]) -> int:
+    """As ``resident_bytes``, without memory that is made to be shared, such as arenas and buffers."""
+    return sum(_proportional(pid, "Pss") - _proportional(pid, "Pss_Shmem") for pid in pids)
+
+
+def _proportional(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-        if line.startswith("Pss:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
 

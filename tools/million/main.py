@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -79,8 +80,11 @@ def _show(printer: Printer, found: Found) -> bool:
             f"The fastest steps take {fit.base:.3f} s and {fit.slope * 1e9:.0f} ns a token (r2 = {fit.r2:.4f})."
         )
     printer.line(f"The disk reads {found.disk_bytes_per_s / 1e9:.2f} GB/s (O_DIRECT, 4 MiB, depth 8, in this run).")
-    peak, start = text.size(found.peak_bytes), text.size(found.start_bytes)
-    printer.line(f"Engine and daemon took {peak} of memory at their peak, {start} of it before the first token.")
+    memory = found.memory
+    printer.line(
+        f"Engine and daemon took {text.size(memory.peak)} at their peak: {text.size(memory.code)} of code and "
+        f"prompts, and {memory.share:.2f} times the {text.size(memory.told)} of DEVICE, HOST, buffer and weights."
+    )
     right = sum(reached.right for reached in found.reached)
     asked = sum(len(reached.answers) for reached in found.reached)
     printer.line(Text(f"{right} of {asked} needles were answered.", style="green" if right == asked else "bold red"))
@@ -109,8 +113,7 @@ def _plain(found: Found, plan: Plan, codec: str) -> dict[str, object]:
         "device_share": plan.device_share,
         "host_share": plan.host_share,
         "disk_bytes_per_s": round(found.disk_bytes_per_s),
-        "peak_bytes": found.peak_bytes,
-        "start_bytes": found.start_bytes,
+        "memory": asdict(found.memory),
         "fit": None if fit is None else {"base_s": fit.base, "s_per_token": fit.slope, "r2": fit.r2},
         "lengths": [
             {
@@ -118,6 +121,7 @@ def _plain(found: Found, plan: Plan, codec: str) -> dict[str, object]:
                 "computed": reached.computed,
                 "prefill_s": round(reached.prefill_s, 3),
                 "steps_s": [round(step.seconds, 4) for step in reached.steps],
+                "peak_bytes": reached.peak_bytes,
                 "waited_s": [round(step.waited_s, 4) for step in reached.steps],
                 "step_bytes": reached.steps[-1].nbytes if reached.steps else {},
                 "answers": [

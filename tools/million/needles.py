@@ -1,11 +1,10 @@
-"""The run: prefill to each length, ask for its needles, and note what every step took and read."""
+"""The run: prefill to each length, ask for its needles; then time steps at all lengths, in turns."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,15 +13,15 @@ from kvstore.core.errors import Unavailable
 from kvstore.engine.config import EngineConfig
 from kvstore.engine.engine import Engine
 from kvstore.engine.forcing import Watched
-from kvstore.engine.needle import Haystack
+from kvstore.engine.needle import FILLERS, Haystack
 from kvstore.engine.params import SamplingParams
 from kvstore.engine.sequence import RequestId
 from kvstore.engine.weights import Model
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvbench.limits import DISK_DEPTH, disk_bandwidth
-from kvstore.tools.kvbench.processes import resident_bytes
+from kvstore.tools.kvbench.processes import resident_bytes, unshared_bytes
 from kvstore.tools.kvbench.rows import median
-from kvstore.tools.million.plan import CHUNK_TOKENS, Plan
+from kvstore.tools.million.plan import CHUNK_TOKENS, STEPS, TURNS, Plan
 
 Say = Callable[[str], None]
 
@@ -38,14 +37,14 @@ class Step:
 
 @dataclass(slots=True)
 class Reached:
-    """One length: its prefill, and its answers by depth (token found, token wanted)."""
+    """One length: its prefill, its answers by depth (token found, token wanted), and the most memory during it."""
 
     length: int
     computed: int = 0
     prefill_s: float = 0.0
     answers: list[tuple[float, int, int]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    blocks: dict[str, int] = field(default_factory=dict)
+    peak_bytes: int = 0
 
     @property
     def right(self) -> int:
@@ -64,55 +63,88 @@ class Reached:
 
 
 @dataclass(slots=True)
+class Memory:
+    """Bytes that engine and daemon together took, at their peak.
+
+    ``told`` is what they were told to take: DEVICE, HOST, the session's buffer, and the weights. ``code`` is what they
+    took beside that before the first token: interpreters, libraries, and the prompts of this run.
+    """
+
+    told: int
+    code: int = 0
+    peak: int = 0
+
+    @property
+    def share(self) -> float:
+        """What was taken at the peak beside code, of what was told."""
+        return (self.peak - self.code) / self.told
+
+
+@dataclass(slots=True)
 class Found:
-    """All that was measured. Memory is that of engine and daemon together, at its peak."""
+    """All that was measured."""
 
     reached: list[Reached]
     disk_bytes_per_s: float
-    peak_bytes: int = 0
-    start_bytes: int = 0
+    memory: Memory = field(default_factory=lambda: Memory(1))
 
 
 def run(model: Model, plan: Plan, folder: Path, say: Say) -> Found:
     """Run a plan over a daemon with data in ``folder``. Raises Unavailable if a request ends early."""
     spec = EngineConfig(kv_dtype="float16").spec_for(model.spec)
-    flags = {**plan.flags(spec), "ssd-dir": str(folder / "ssd"), "ssd-free-floor": "256 MiB"}
+    tiers, buffer_bytes = plan.tiers(spec), plan.buffer_bytes(spec)
+    sizes = {name: str(nbytes) for name, nbytes in tiers.items()}
+    flags = {**sizes, "ssd-dir": str(folder / "ssd"), "ssd-free-floor": "256 MiB"}
     haystacks = plan.haystacks()
     disk = disk_bandwidth(folder)
     say(f"the disk reads {disk / 1e9:.2f} GB/s (O_DIRECT, 4 MiB, depth {DISK_DEPTH})")
     with DaemonProcess(folder, flags) as daemon:
         daemon.start()
-        options = ClientOptions(name="million", strict=True, buffer_bytes=plan.buffer_bytes(spec))
+        options = ClientOptions(name="million", strict=True, buffer_bytes=buffer_bytes)
         with Client(daemon.socket, options) as client:
             config = EngineConfig(
                 name="million", kv_dtype="float16", token_budget=CHUNK_TOKENS, running_max=1, device="cpu"
             )
             engine = Engine(model, client, config)
-            found = Found([], disk)
-            found.start_bytes = resident_bytes([os.getpid(), daemon.pid])
+            pids, weights = [os.getpid(), daemon.pid], _weight_bytes(model)
+            memory = Memory(tiers["device"] + tiers["host"] + buffer_bytes + weights)
+            memory.code = unshared_bytes(pids) - weights
+            found = Found([], disk, memory)
             try:
-                for length in plan.lengths:
-                    asked = _Asked(engine, haystacks[length], [os.getpid(), daemon.pid], say)
-                    found.reached.append(asked.run())
-                    found.peak_bytes = max(found.peak_bytes, asked.peak_bytes)
+                each = [_Asked(engine, haystacks[length], pids, say) for length in plan.lengths]
+                for asked in each:
+                    asked.ask()
+                    found.reached.append(asked.reached)
+                # In turns, and back again: what else runs on the machine then comes to all lengths alike.
+                for turn in range(TURNS):
+                    for asked in each if turn % 2 else reversed(each):
+                        asked.time_steps()
+                    say(f"steps timed, {turn + 1} of {TURNS} turns")
             finally:
                 engine.close()
+    memory.peak = max(reached.peak_bytes for reached in found.reached)
     found.disk_bytes_per_s = max(disk, disk_bandwidth(folder))
     return found
 
 
+def _weight_bytes(model: Model) -> int:
+    return sum(one.numel() * one.element_size() for one in model.network.parameters())
+
+
 class _Asked:
-    """One request: the haystack, and then its keys one after the other, each in place of the answer before it."""
+    """Requests over one haystack. What they take and read goes to ``reached``."""
 
     def __init__(self, engine: Engine, haystack: Haystack, pids: list[int], say: Say) -> None:
         self._engine, self._haystack = engine, haystack
         self._pids, self._say = pids, say
-        self.peak_bytes = 0
+        self.reached = Reached(len(haystack.tokens))
 
-    def run(self) -> Reached:
-        """Prefill and ask. Raises Unavailable if the request ends before all answers are there."""
-        keys, engine = list(self._haystack.answers), self._engine
-        reached = Reached(len(self._haystack.tokens))
+    def ask(self) -> None:
+        """Prefill, and then ask for the keys one after the other, each in place of the answer before it.
+
+        Raises Unavailable if the request ends before all answers are there.
+        """
+        keys, reached, engine = list(self._haystack.answers), self.reached, self._engine
         watched = Watched(keys[1:] + keys[:1])
         params = SamplingParams(tokens_max=len(keys), ignore_eos=True)
         before, begun = engine.counters.tokens_computed, time.perf_counter()
@@ -120,11 +152,7 @@ class _Asked:
         told = begun
         while engine.has_work:
             decodes = bool(watched.choices)
-            with self._timed(reached, decodes=decodes):
-                outputs = engine.step()
-            self.peak_bytes = max(self.peak_bytes, resident_bytes(self._pids))
-            if any(output.token is None for output in outputs):
-                raise Unavailable(f"the request ended early: {outputs[-1].reason}")
+            self._step()
             now, computed = time.perf_counter(), engine.counters.tokens_computed - before
             if not decodes:
                 reached.prefill_s, reached.computed = now - begun, computed
@@ -136,21 +164,32 @@ class _Asked:
             depth = (place - 1) / max(1, reached.length - 3)
             reached.answers.append((depth, choice.token, self._haystack.answers[key]))
         self._say(
-            f"{reached.length:,} tokens: {reached.right} of {len(keys)} needles, step {reached.step_s:.3f} s, "
+            f"{reached.length:,} tokens: {reached.right} of {len(keys)} needles, "
             f"prefill of {reached.computed:,} tokens {reached.prefill_s:.0f} s"
         )
-        return reached
 
-    @contextmanager
-    def _timed(self, reached: Reached, *, decodes: bool) -> Iterator[None]:
-        counters = self._engine.counters
-        attended, waited, steps = dict(counters.bytes_attended), counters.cold_wait_s, counters.steps
+    def time_steps(self) -> None:
+        """Time some decode steps after the haystack, which is stored. Raises Unavailable as ``ask`` does."""
+        counters, watched = self._engine.counters, Watched([FILLERS.start] * (STEPS + 1))
+        params = SamplingParams(tokens_max=STEPS + 1, ignore_eos=True)
+        self._engine.add_request(self._haystack.ask(FILLERS.start), params, draw=watched)
+        while self._engine.has_work:
+            attended, waited, steps = dict(counters.bytes_attended), counters.cold_wait_s, counters.steps
+            decodes = bool(watched.choices)
+            seconds = self._step()
+            if decodes and counters.steps > steps:
+                read = {name: count - attended[name] for name, count in counters.bytes_attended.items()}
+                self.reached.steps.append(Step(seconds, read, counters.cold_wait_s - waited))
+
+    def _step(self) -> float:
+        """One step of the engine; returns its seconds."""
         begun = time.perf_counter()
-        yield
+        outputs = self._engine.step()
         seconds = time.perf_counter() - begun
-        if decodes and counters.steps > steps:
-            read = {name: count - attended[name] for name, count in counters.bytes_attended.items()}
-            reached.steps.append(Step(seconds, read, counters.cold_wait_s - waited))
+        self.reached.peak_bytes = max(self.reached.peak_bytes, resident_bytes(self._pids))
+        if any(output.token is None for output in outputs):
+            raise Unavailable(f"the request ended early: {outputs[-1].reason}")
+        return seconds
 
     def _progress(self, request: RequestId, computed: int, seconds: float) -> str:
         at = self._engine.progress(request)

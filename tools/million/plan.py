@@ -13,6 +13,9 @@ NEEDLES: Final = 10
 """Asked at each length, at even depths."""
 CHUNK_TOKENS: Final = 4096
 """Of prefill: a chunk reads what its windows see and nothing else, so its size is memory against calls."""
+TURNS: Final = 4
+STEPS: Final = 8
+"""Decode steps that are timed at each length in each turn; the fastest tells what a step costs."""
 RING_BYTES: Final = 64 << 20
 """Of the session's buffer that slices from storage land in."""
 
@@ -54,14 +57,14 @@ class Plan:
             found[length] = Haystack(whole.tokens[:length], {key: whole.answers[key] for key in keys})
         return found
 
-    def flags(self, spec: NamespaceSpec) -> dict[str, str]:
-        """Sizes of the daemon's tiers: shares of the bytes that the longest context takes there."""
+    def tiers(self, spec: NamespaceSpec) -> dict[str, int]:
+        """Bytes of the daemon's tiers: shares of those that the longest context takes there."""
         layout, blocks = BlockLayout.of(spec), -(-self.longest // spec.block_tokens)
         return {
-            "device": str(max(8, int(self.device_share * blocks)) * layout.device_bytes),
-            "host": str(max(32, int(self.host_share * blocks)) * layout.stored_bytes),
+            "device": max(8, int(self.device_share * blocks)) * layout.device_bytes,
+            "host": max(32, int(self.host_share * blocks)) * layout.stored_bytes,
             # Segments that are being filled and those that are rewritten take room beside the blocks.
-            "ssd": str(2 * blocks * layout.stored_bytes + (1 << 30)),
+            "ssd": 2 * blocks * layout.stored_bytes + (1 << 30),
         }
 
     def buffer_bytes(self, spec: NamespaceSpec) -> int:
