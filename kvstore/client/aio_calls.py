@@ -113,7 +113,7 @@ class AsyncCalls(ABC):
     @typed
     async def abort(self, reservation_ids: Sequence[ReservationId]) -> int:
         """See ``Cache``."""
-        if not self.flows.state.present_reservations(reservation_ids):
+        if not self.flows.owns(reservation_ids):
             return 0
         return await self.run(self.operations.abort(reservation_ids))
 

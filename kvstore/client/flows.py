@@ -11,7 +11,7 @@ that threads need no lock; ``ClientState`` and ``StandingPlaces`` have their own
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from kvstore.cache import FetchResult
@@ -32,7 +32,7 @@ from kvstore.core.errors import (
     Unavailable,
     UnknownNamespace,
 )
-from kvstore.core.types import JobId, NamespaceId, Outcome
+from kvstore.core.types import JobId, NamespaceId, Outcome, ReservationId
 from kvstore.v1 import session_pb2
 from kvstore.wire.verbs.base import KnownNamespace
 from kvstore.wire.verbs.reads import fetch_result
@@ -207,6 +207,10 @@ class Flows:
             link.post(operation.method, request_of(operation))
         except KVStoreError as error:
             self.note(operation.method, error)
+
+    def owns(self, reservations: Sequence[ReservationId]) -> bool:
+        """Whether any of these is of the connection that is there: the others ended with theirs."""
+        return self.link is not None and not self.link.closed and bool(self.state.present_reservations(reservations))
 
     def fall_back(self, method: str, error: KVStoreError, fallback: Callable[[], T]) -> T:
         """Raise a failure if the client is strict or the caller is to blame; else count it and answer for the cache."""

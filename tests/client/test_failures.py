@@ -231,6 +231,8 @@ def test_ids_of_the_old_boot_raise_when_strict(own_daemon, spec):
         with pytest.raises(Unavailable):
             client.grant_lease("new", 1000)
         own_daemon.start()
+        # Not connected again yet.
+        assert client.abort(held.reservation_ids) == 0
         assert client.wait_ready(20)
         assert client.state.boot_id != old_boot
         with pytest.raises(UnknownLease):
