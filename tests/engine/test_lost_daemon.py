@@ -78,12 +78,12 @@ def engine_of(
 
 
 def damage(folder: Path) -> None:
-    """Turn over 4 KiB of each MiB in the middle of a segment, where blocks of both layers lie."""
+    """Turn over 4 KiB at four places in the middle of a segment: layers alternate there by the MiB, or a part of it."""
     segment = max(folder.rglob("segment-*"), key=lambda path: path.stat().st_blocks)
     data = segment.read_bytes()
     middle = len(data.rstrip(b"\0")) // 2
     with segment.open("r+b") as file:
-        for begin in range(middle, middle + (4 << 20), 1 << 20):
+        for begin in range(middle, middle + (5 << 20), 5 << 18):
             file.seek(begin)
             file.write(bytes(byte ^ 0xFF for byte in data[begin : begin + 4096]))
 
