@@ -39,6 +39,9 @@ WAITERS: Final = 32
 ADMINS: Final = 4
 """Threads for calls of operators, which may take minutes: a commit or a new session never waits behind one."""
 
+OPENERS: Final = 4
+"""Threads that make sessions: who comes does not wait behind the commits of all who are there."""
+
 ADMIN_QUEUE_MAX: Final = 32
 QUEUE_MAX: Final = 256
 """Calls that may wait for a thread of one pool."""
@@ -56,7 +59,8 @@ class Dispatcher:
         self._work = BoundedPool("work", workers, QUEUE_MAX)
         self._wait = BoundedPool("wait", waiters, QUEUE_MAX)
         self._admin = BoundedPool("admin", ADMINS, ADMIN_QUEUE_MAX)
-        self._pools = (self._work, self._wait, self._admin)
+        self._open = BoundedPool("open", OPENERS, QUEUE_MAX)
+        self._pools = (self._work, self._wait, self._admin, self._open)
         self.times = CallTimes()
 
     @property
@@ -135,6 +139,10 @@ class Dispatcher:
     async def work(self, call: Callable[[], R]) -> R:
         """Run a step of a stream in the work pool; see ``_step``."""
         return await _step(self._work, call)
+
+    async def open(self, call: Callable[[], R]) -> R:
+        """Make a session, in the pool for that; see ``_step``."""
+        return await _step(self._open, call)
 
     async def wait(self, call: Callable[[], R]) -> R:
         """Run a step that mostly waits in the pool for waits; see ``_step``."""

@@ -28,6 +28,9 @@ PATH_BYTES_MAX: Final = 107
 
 _UCRED: Final = struct.Struct("3i")
 _BACKLOG: Final = 1024
+ACCEPTED_A_TURN: Final = 64
+"""Connections taken in one turn of the loop: with one, who comes waits for a turn of all others for each before it."""
+
 ACCEPT_PAUSE_S: Final = 0.2
 """How long accepting rests when the process is out of descriptors."""
 
@@ -141,16 +144,17 @@ class Acceptor:
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
-            return
-        except OSError as error:
-            self._pause(error)
-            return
-        self._told = False
-        connection.setblocking(False)
-        self._accepted(connection)
+        for _ in range(ACCEPTED_A_TURN):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+                return
+            except OSError as error:
+                self._pause(error)
+                return
+            self._told = False
+            connection.setblocking(False)
+            self._accepted(connection)
 
     def _pause(self, error: OSError) -> None:
         loop = asyncio.get_running_loop()

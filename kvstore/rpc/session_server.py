@@ -151,7 +151,7 @@ class SessionServer:
             if (task := asyncio.current_task()) is not None:
                 self._silent.pop(task, None)
             # In the pool, since the buffer's pages are faulted in: 70 ms for 64 MiB where there are no huge pages.
-            session = await self._dispatcher.work(partial(self._open, hello, peer))
+            session = await self._dispatcher.open(partial(self._open, hello, peer))
             admin = peer.uid in self._options.admin_uids or sessions.access.of_uid(peer.uid).admin
             token = sessions.add_local(session, admin=admin)
             self._welcome(connection, (call_id, hello), token, self._shared(hello, session), _bell_of(hello, session))

@@ -79,7 +79,7 @@ def test_out_of_descriptors_accepting_rests_and_says_so_once(tmp_path, monkeypat
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(tmp_path / "s"))
             (await came.get()).close()
-        assert (acceptor.pauses, scarce.accepts) == (5, 6), "one try a pause, and then the connection"
+        assert (acceptor.pauses, scarce.accepts) == (5, 7), "one try a pause, then the connection and a look for more"
         acceptor.close()
         acceptor.close()
 
@@ -87,6 +87,23 @@ def test_out_of_descriptors_accepting_rests_and_says_so_once(tmp_path, monkeypat
     told = [record.getMessage() for record in caplog.records if "no connection is accepted" in record.getMessage()]
     assert len(told) == 1
     assert "LimitNOFILE" in told[0]
+
+
+def test_all_who_wait_are_taken_in_one_turn(tmp_path):
+    async def run():
+        bound = listener.bind_unix(tmp_path / "s", 0o600)
+        taken = []
+        acceptor = Acceptor(bound, taken.append)
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+        for client in clients:
+            client.connect(str(tmp_path / "s"))
+        acceptor._accept()
+        assert len(taken) == 20
+        for one in [*clients, *taken]:
+            one.close()
+        acceptor.close()
+
+    asyncio.run(run())
 
 
 def test_while_it_rests_the_loop_is_not_called(tmp_path, monkeypatch):
