@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvstore.tools import python_build
 from kvstore.tools.kvbench.rows import Row, number
 
 
@@ -34,7 +35,7 @@ def conditions(rows: Sequence[Row]) -> str:
     for row in rows:
         shared = {name: value for name, value in shared.items() if row.conditions.get(name) == value}
     words = [f"{name.replace('_', ' ')} {value}" for name, value in shared.items()]
-    load = f"load average {os.getloadavg()[0]:.1f} at the end"
+    load = f"{python_build.told()}, load average {os.getloadavg()[0]:.1f} at the end"
     return f"On {os.cpu_count()} cores, {load}" + (f"; {', '.join(words)}." if words else ".")
 
 

@@ -116,7 +116,7 @@ def _machine(daemon: Daemon, ssd: str) -> list[Finding]:
     else:
         findings.append(probes.direct_io(directory))
         findings.append(probes.disk_space(directory, daemon.cap_bytes, daemon.used_bytes, daemon.floor_bytes))
-    return [*findings, probes.native_kernels(), device, probes.leftovers()]
+    return [*findings, probes.native_kernels(), probes.python(), device, probes.leftovers()]
 
 
 def _print(printer: Printer, findings: list[Finding]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
+import sysconfig
 
 import pytest
 
@@ -98,6 +100,16 @@ def test_direct_io_and_disk_space(tmp_path):
     assert probes.probe_directory("") is None
 
 
+@pytest.mark.parametrize(
+    ("arguments", "level"), [("'--prefix=/usr' '--enable-optimizations'", Level.OK), ("", Level.NOTE)]
+)
+def test_a_python_that_was_not_built_for_speed_is_named(monkeypatch, arguments, level):
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda _: arguments)
+    found = probes.python()
+    assert (found.level, bool(found.commands)) == (level, level is Level.NOTE)
+    assert platform.python_version() in found.sentence
+
+
 def test_gpu_and_leftovers(tmp_path):
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun\n")
     assert "580.65.06" in probes.gpu(tmp_path / "version").sentence
@@ -166,7 +178,7 @@ def recorded(daemon, monkeypatch):
     )
     asked = {}
     for name in ("huge_pages", "locked_memory", "memory_limit", "sealed_memory", "direct_io", "disk_space",
-                 "native_kernels", "gpu", "leftovers"):  # fmt: skip
+                 "native_kernels", "python", "gpu", "leftovers"):  # fmt: skip
         fine = probes.Finding(name, Level.OK, "All is well. " * 8, ("mend " + name + " now" * 60,))
         monkeypatch.setattr(probes, name, lambda *a, n=name, f=fine, **k: asked.update({n: (*a, *k.values())}) or f)
     return status, asked
