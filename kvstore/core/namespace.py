@@ -139,6 +139,11 @@ class NamespaceSpec:
         return NamespaceId(digest.digest())
 
     @property
+    def tenant(self) -> str:
+        """The salt as text, "-" without one."""
+        return self.salt.decode("utf-8", "backslashreplace") if self.salt else "-"
+
+    @property
     def geometry(self) -> SliceGeometry:
         """Shape of one slice. Not for opaque payloads, which have none."""
         if self.opaque_slice_bytes:

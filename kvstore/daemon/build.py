@@ -137,6 +137,7 @@ def build_store(config: Config, tiers: Tiers, clock: Clock, on_job_done: JobDone
         device=Watermarks(high, low, config.device_eviction),
         host=Watermarks(high, low, config.host_eviction),
         ssd=Watermarks(high, low, config.ssd_eviction),
+        guarantees=config.promised,
         # Microseconds: no run tells so many events that the next one's numbers are not above.
         events_epoch=time.time_ns() // 1000,
         loader_threads=config.loader_threads,

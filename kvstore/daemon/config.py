@@ -5,6 +5,7 @@ Unknown keys are refused. Flags of ``kvstored`` override the file. Sizes are byt
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -15,8 +16,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.sizes import parse_size
+from kvstore.core.types import Tier
 from kvstore.store.eviction.contract import policies
 from kvstore.store.eviction.policies import DEFAULT
+from kvstore.store.guarantees import Guarantee, parse_all
 from kvstore.wire.paths import default_socket, grpc_socket
 
 _LOOPBACK: Final = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):(\d+)")
@@ -160,6 +163,11 @@ class Config(BaseModel):
     device_eviction: str = Field(DEFAULT, description="Name of the policy that says which block leaves DEVICE first.")
     host_eviction: str = Field(DEFAULT, description="The same for HOST.")
     ssd_eviction: str = Field(DEFAULT, description="The same for SSD.")
+    guarantees: tuple[str, ...] = Field(
+        (),
+        description="Bytes that eviction leaves to a tenant on a tier: texts of TENANT, host or ssd, BYTES, such as "
+        "'team-a host 64 MiB'. A tenant is a salt as text, - without one. Together at most low_watermark of the tier.",
+    )
     buffer_max: Size = Field(4 << 30, description="Largest private buffer that one session may ask for.")
     buffers_max: Size = Field(
         0,
@@ -204,7 +212,7 @@ class Config(BaseModel):
             raise InvalidArgument("tls_cert", str(self.tls_cert), "a file beside tls_key, or neither of them")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise InvalidArgument("tls_client_ca", str(self.tls_client_ca), "tls_cert and tls_key beside it")
-        _ = self.metrics_address
+        _ = self.metrics_address, self.promised
         for key in ("device_eviction", "host_eviction", "ssd_eviction"):
             if (name := getattr(self, key)) not in policies():
                 raise InvalidArgument(key, repr(name), " or ".join(policies()))
@@ -236,6 +244,12 @@ class Config(BaseModel):
                 "metrics_listen", repr(self.metrics_listen), "a port, or an address such as [::1]:9464"
             )
         return (found[1] or "127.0.0.1").strip("[]"), int(found[2])
+
+    @property
+    def promised(self) -> tuple[Guarantee, ...]:
+        """What ``guarantees`` says. Raises InvalidArgument."""
+        room = {Tier.HOST: int(self.host * self.low_watermark), Tier.SSD: int(self.ssd * self.low_watermark)}
+        return parse_all(self.guarantees, room)
 
     @property
     def grpc_socket(self) -> Path:
@@ -304,6 +318,6 @@ def _toml_line(name: str, value: object) -> str:
     if isinstance(value, int | float):
         return f"{name} = {value}"
     if isinstance(value, tuple):
-        return f"{name} = [{', '.join(str(item) for item in value)}]"
+        return f"{name} = [{', '.join(json.dumps(item) for item in value)}]"
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'{name} = "{text}"'

@@ -55,8 +55,7 @@ class Grant:
 
     def right(self, spec: NamespaceSpec) -> Right:
         """The highest right of any pattern that fits; a ``Rights``."""
-        tenant = spec.salt.decode("utf-8", "backslashreplace") if spec.salt else "-"
-        fitting = (r for t, m, r in self.rules if fnmatchcase(tenant, t) and fnmatchcase(spec.model, m))
+        fitting = (r for t, m, r in self.rules if fnmatchcase(spec.tenant, t) and fnmatchcase(spec.model, m))
         return max(fitting, default=Right.NONE)
 
     def joined(self, other: Grant) -> Grant:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.types import Tier
+from kvstore.store.guarantees import Guarantee
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class StoreConfig:
     """Threads that promote for fetch and prefetch."""
     writer_threads: int = 1
     """Threads that write to SSD. With 0 of both, work waits until ``Store.run_pending`` is called (tests)."""
+    guarantees: tuple[Guarantee, ...] = ()
+    """Bytes that eviction leaves to tenants; together at most the low watermark of each tier."""
     sessions_max: int = 1024
     leases_max: int = 16_384
     reservations_max: int = 262_144

@@ -59,6 +59,13 @@ def test_what_is_no_size(text):
         ({"ssd_io_deadline_s": 0}, "ssd_io_deadline_s"),
         ({"ssd_segment": 100_000}, "ssd_segment"),
         ({"host_eviction": "by chance"}, "host_eviction"),
+        ({"guarantees": ["a host"]}, "guarantees"),
+        ({"guarantees": ["a tape 1 MiB"]}, "guarantees"),
+        ({"guarantees": ["a host many"]}, "guarantees"),
+        ({"guarantees": ["a host 0"]}, "guarantees"),
+        ({"guarantees": ["a host 1 MiB", "a host 2 MiB"]}, "guarantees"),
+        ({"host": "64 MiB", "guarantees": ["a host 30 MiB", "b host 30 MiB"]}, "guarantees"),
+        ({"guarantees": ["a ssd 1 MiB"]}, "guarantees"),
     ],
 )
 def test_a_wrong_key_is_named(values, field):

@@ -13,7 +13,16 @@ from kvstore.store.columns import forms
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import World
 
-BOTH_FORMS = ("test_get", "test_leases", "test_rights", "test_room", "test_recency", "test_mixed", "test_sections")
+BOTH_FORMS = (
+    "test_get",
+    "test_leases",
+    "test_rights",
+    "test_room",
+    "test_recency",
+    "test_mixed",
+    "test_sections",
+    "test_guarantees",
+)
 """Files that run over each form of the index; all others over the one that the machine has, or, with the environment
 variable KVSTORE_TEST_INDEX, over that one."""
 

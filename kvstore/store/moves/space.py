@@ -158,7 +158,8 @@ class Space:
     def judge(self, book: Book, slot: int, tier: Tier) -> Verdict:
         """What may become of a leaf of this tier."""
         state = self._state
-        if copy_number(slot, tier) in book.io:
+        share = book.namespace(slot).share
+        if copy_number(slot, tier) in book.io or (share is not None and share.keeps(tier, book.nbytes(slot, tier))):
             return Verdict.KEEP
         others = book.index.residency[slot] & ~tier.bit
         if others & state.readable:

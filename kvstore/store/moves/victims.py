@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvstore.core.namespace import PAGE_BYTES
 from kvstore.core.types import Tier
 from kvstore.kernels.layout import align_up
 from kvstore.store.columns.index import NONE
+from kvstore.store.guarantees import Share
 from kvstore.store.tables.book import Book, copy_number
 from kvstore.tiers.base import Arena
 
 if TYPE_CHECKING:
     from kvstore.store.moves.space import Space
+
+GUARDED_MAX: Final = 256
+"""Guaranteed copies that one choice passes by where a chain may break; then the young leaves of others go."""
 
 
 class Verdict(Enum):
@@ -60,6 +64,8 @@ class Victims:
         self.freed = 0
         self._going: dict[int, int] = {}
         self._gone: dict[int, int] = {}
+        self._taken: dict[Share, int] = {}
+        self._guarded = 0
         self.victims: list[Victim] = []
         self.uncovered = NONE
         self.refused = False
@@ -96,7 +102,7 @@ class Victims:
         book = self._book
         taken = {victim.slot for victim in self.victims}
         for slot in slots:
-            if self.done:
+            if self.done or self._guarded >= GUARDED_MAX:
                 return
             if slot not in taken and slot not in book.holds:
                 # Its children stay, under a ghost of it.
@@ -107,13 +113,20 @@ class Victims:
         book = self._book
         tier = self._tier
         index = book.index
+        share, nbytes = book.namespace(slot).share, book.nbytes(slot, tier)
+        if share is not None and share.keeps(tier, nbytes + self._taken.get(share, 0)):
+            self._guarded += 1
+            share.refused(slot, tier)
+            return False
         verdict = Verdict.KEEP if copy_number(slot, tier) in book.pins else self._space.judge(book, slot, tier)
         if verdict is Verdict.KEEP:
             return False
         if verdict is Verdict.DEMOTE and not self._demote:
             self.refused = True
             return False
-        size = align_up(book.nbytes(slot, tier), PAGE_BYTES)
+        size = align_up(nbytes, PAGE_BYTES)
+        if share is not None:
+            self._taken[share] = self._taken.get(share, 0) + nbytes
         self.victims.append(Victim(slot, verdict is Verdict.DEMOTE, size))
         self.freed += size
         if self._holes is not None:

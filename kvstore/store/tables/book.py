@@ -169,6 +169,8 @@ class Book:
         if slot << TIER_BITS | tier in self.pins:
             self.policies[tier].held(slot)
         self.reconsider(slot)
+        if namespace.share is not None:
+            namespace.share.arrived(self.policies[tier].reconsider, tier)
         self.news.stored(tier, namespace, index.key_of(slot), index.parent_key(slot))
 
     def use(self, slots: list[int]) -> None:
@@ -179,8 +181,7 @@ class Book:
 
     def drop(self, slot: int, tier: Tier, cause: Reason) -> None:
         """Drop a READY copy. Its bytes are free at once, or when the I/O and the pins on it have ended."""
-        index, number = self.index, copy_number(slot, tier)
-        place = index.place[tier][slot]
+        index, number, place = self.index, copy_number(slot, tier), self.index.place[tier][slot]
         copy = Copy(
             tier, self.nbytes(slot, tier), CopyState.READY, place * PAGE_BYTES if tier in self.arenas else place
         )
@@ -375,14 +376,13 @@ class Book:
 
     def account(self, namespace: Namespace, tier: Tier, kind: int, change: int) -> None:
         """Count copies that came (or, below 0, went)."""
-        namespace.blocks_by_tier[tier] += change
+        namespace.count(tier, kind, change)
         if tier is Tier.SSD and namespace.blocks_by_tier[tier] == 0:
             # The disk may forget a namespace of which it holds nothing: it is told again before the next block.
             namespace.on_disk = False
         self.blocks[tier] += change
         self.bytes[tier] += change * namespace.sizes[tier][kind]
         self.raw_bytes[tier] += change * namespace.sizes[tier][Codec.RAW]
-        namespace.saved_bytes += change * (namespace.sizes[tier][Codec.RAW] - namespace.sizes[tier][kind])
 
 
 def copy_number(slot: int, tier: Tier) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
+from types import MappingProxyType
 from typing import Final
 
 from kvstore.cache import NearNamespace
@@ -15,6 +16,7 @@ from kvstore.core.types import TIERS_MAX, Codec, NamespaceId, Tier
 from kvstore.kernels.codecs import row_of
 from kvstore.kernels.layout import align_up
 from kvstore.store.columns.steps import Forms
+from kvstore.store.guarantees import Share
 
 NAME_BYTES_MAX: Final = 256
 NEAR_LOOKED_AT_MAX: Final = 16
@@ -51,6 +53,8 @@ class Namespace:
     """Codec of blocks below DEVICE, where the policy does not keep them raw: the spec's."""
     sizes: tuple[tuple[int, ...], ...] = ()
     """Bytes of one block by tier and ``kind_of`` its codecs; the entry of tier 0 is unused."""
+    share: Share | None = None
+    """What its tenant was promised; None for nothing."""
     forms: dict[int, Forms] = field(default_factory=dict)
     """What ``places.forms_of`` has computed, by first layer."""
 
@@ -62,6 +66,14 @@ class Namespace:
     def name(self) -> str:
         """The first name that it was given, or ""."""
         return self.names[0] if self.names else ""
+
+    def count(self, tier: Tier, kind: int, change: int) -> None:
+        """Count copies that came (or, below 0, went)."""
+        nbytes = self.sizes[tier][kind]
+        self.blocks_by_tier[tier] += change
+        self.saved_bytes += change * (self.sizes[tier][Codec.RAW] - nbytes)
+        if self.share is not None:
+            self.share.bytes[tier] += change * nbytes
 
     def codec_at(self, depth: int) -> Codec:
         """Codec of a block with ``depth`` blocks before it: raw if it lies wholly in the first raw tokens."""
@@ -105,8 +117,9 @@ class NamespaceTable:
     again. So ``namespaces_max`` bounds what is in use at one time, not what was ever opened.
     """
 
-    def __init__(self, namespaces_max: int) -> None:
+    def __init__(self, namespaces_max: int, shares: Mapping[str, Share] = MappingProxyType({})) -> None:
         self._max = namespaces_max
+        self._shares = shares
         self._by_id: dict[NamespaceId, Namespace] = {}
         self._by_name: dict[str, Namespace] = {}
         self._by_model: dict[str, dict[bytes, dict[int, Namespace]]] = {}
@@ -173,6 +186,7 @@ class NamespaceTable:
     def _add(self, namespace_id: NamespaceId, spec: NamespaceSpec, policy: NamespacePolicy) -> Namespace:
         number = self._free.pop() if self._free else len(self.entries)
         added = Namespace(number, namespace_id, spec, BlockLayout.of(spec), policy)
+        added.share = self._shares.get(spec.tenant)
         if number == len(self.entries):
             self.entries.append(added)
         else:

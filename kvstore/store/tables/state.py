@@ -29,6 +29,7 @@ from kvstore.core.transfers import TransferTimes
 from kvstore.core.types import BlockName, Reason, Tier
 from kvstore.store.columns.forms import make_index
 from kvstore.store.config import StoreConfig
+from kvstore.store.guarantees import shares
 from kvstore.store.tables.asked_for import Recording
 from kvstore.store.tables.book import Book
 from kvstore.store.tables.namespaces import NamespaceTable
@@ -69,7 +70,7 @@ class State:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         """Notified when a fill or I/O has ended."""
-        self.namespaces = NamespaceTable(config.namespaces_max)
+        self.namespaces = NamespaceTable(config.namespaces_max, shares(config.guarantees))
         limits = (config.events_max, config.tombstones_max, config.events_epoch)
         index = make_index((*arenas, *(self.storages or (Tier.SSD,))), self._mapped_slots() if config.index_map else 0)
         self._book = Book(self.namespaces, arenas, clock, limits, config.evictions, index)
