@@ -72,11 +72,14 @@ def test_a_flood_leaves_the_guaranteed_blocks_on_ssd_and_after_a_restart(make_wo
 
 def test_a_tenant_above_its_guarantee_loses_its_oldest(make_world):
     world = make_world(host_blocks=8, device_blocks=0, config=config(host=4))
-    a = tenant(world, b"a")
-    for seed in range(24):
+    a, b = tenant(world, b"a"), tenant(world, b"b")
+    for seed in range(8):
         put_for(world, a, seed)
-    kept = [seed for seed in range(24) if world.residency(world.chain(seed, 1))]
-    assert kept == list(range(16, 24))
+        if seed >= 3:
+            for other in range(20):
+                put_for(world, b, seed * 100 + other)
+    world.namespace_id = a
+    assert [seed for seed in range(8) if world.residency(world.chain(seed, 1))] == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("seed", range(4))
