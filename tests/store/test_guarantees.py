@@ -10,6 +10,7 @@ import pytest
 from kvstore.core.types import Tier
 from kvstore.store.config import StoreConfig, Watermarks
 from kvstore.store.guarantees import Guarantee
+from kvstore.store.moves import victims
 from kvstore.testing.invariants import violations
 from kvstore.testing.memory_disk import MemoryDisk
 from kvstore.testing.world import SPEC, STORED
@@ -97,3 +98,28 @@ def test_what_a_tenant_has_never_falls_below_its_guarantee(make_world, seed):
     assert had[Tier.HOST] >= 6
     assert had[Tier.SSD] >= 9
     assert not violations(world.store)
+
+
+def test_one_choice_passes_by_a_bounded_number_of_guaranteed_copies(make_world, monkeypatch):
+    monkeypatch.setattr(victims, "GUARDED_MAX", 4)
+    world = make_world(host_blocks=64, device_blocks=0, config=config(host=50))
+    a, b = tenant(world, b"a"), tenant(world, b"b")
+    for seed in range(50):
+        put_for(world, a, seed)
+    for seed in range(14):
+        put_for(world, b, 1000 + seed)
+    passed = []
+    plain = victims.Victims.take
+
+    def counted(self, slot):
+        taken = plain(self, slot)
+        passed.append(self._passed)
+        return taken
+
+    monkeypatch.setattr(victims.Victims, "take", counted)
+    for seed in range(30):
+        put_for(world, b, 2000 + seed)
+    assert max(passed) == 4
+    assert blocks_of(world, a, Tier.HOST) == 50
+    assert blocks_of(world, b, Tier.HOST) == 14
+    assert violations(world.store) == []

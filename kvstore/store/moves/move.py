@@ -31,6 +31,8 @@ WAIT_SECONDS_MAX: Final = 60.0
 """Longest wait for a copy that another thread makes; past it, a miss."""
 
 ROUNDS_MAX: Final = 8
+PATIENCE: Final = 1024
+"""Rounds that only passed by guaranteed copies, in one call: a quarter of a million of them."""
 """How often room is made again when others take it first."""
 
 Failures = dict[int, Reason]
@@ -70,15 +72,19 @@ class Movement:
 
     def take(self, tier: Tier, nbytes: int) -> int | None:
         """A range of an arena; demotes and drops what has to go. None if nothing more can go."""
-        arena = self.state.arenas[tier]
-        for _ in range(ROUNDS_MAX):
+        arena, rounds, patience = self.state.arenas[tier], ROUNDS_MAX, PATIENCE
+        while rounds and patience:
             with self.state.locked() as book:
                 offset = arena.allocate(nbytes)
                 if offset is not None:
                     return offset
                 victims = self._choose(book, tier, nbytes)
                 if victims is None:
+                    patience -= 1
+                    if self.space.tired:
+                        continue
                     return None
+                rounds -= 1
                 if not victims and (offset := arena.allocate(nbytes)) is not None:
                     return offset
             if victims and not self._demote_and_drop(tier, victims):
@@ -90,11 +96,17 @@ class Movement:
 
         With ``limit`` it is enough to free that many blocks.
         """
-        for _ in range(ROUNDS_MAX):
+        rounds, patience = ROUNDS_MAX, PATIENCE
+        while rounds and patience:
             with self.state.locked() as book:
                 victims = self._choose(book, tier, nbytes, total=total, limit=limit)
+                tired = self.space.tired
             if victims is None:
+                patience -= 1
+                if tired:
+                    continue
                 return False
+            rounds -= 1
             gone = self._demote_and_drop(tier, victims) if victims else 0
             if gone == len(victims):
                 return True

@@ -34,6 +34,8 @@ class Space:
         self.state = self._state = state
         self.vanishing: dict[int, int] = {}
         """Of the choice that is being made: by slot, how many of its children go and have no other copy."""
+        self.tired = False
+        """Whether the last ``gather`` found nothing because it had passed by as many guaranteed copies as one may."""
 
     def allocate(self, book: Book, tier: Tier, nbytes: int) -> int | None:
         """A range of an arena, dropping the coldest copies that have a colder one. None if that is not enough: what
@@ -95,7 +97,7 @@ class Space:
         if total or tier not in self._state.arenas:
             choice = Victims(self, book, tier, nbytes, limit, demote=demote)
             policy.victims(choice)
-            return choice.victims if choice.well else None
+            return self._answer(choice)
         return self._gather_hole(book, tier, align_up(nbytes, PAGE_BYTES), demote)
 
     def _gather_hole(self, book: Book, tier: Tier, nbytes: int, demote: bool) -> list[Victim] | None:
@@ -106,7 +108,7 @@ class Space:
         policy = book.policies[tier]
         first = Victims(self, book, tier, 1, 1, demote=demote)
         policy.victims(first)
-        if not first.well:
+        if self._answer(first) is None:
             return None
         begin = book.index.offset(first.victims[0].slot, tier)
         if sum(arena.holes_beside(begin, begin + first.freed)) + first.freed >= nbytes:
@@ -122,6 +124,10 @@ class Space:
             return best
         choice = Victims(self, book, tier, nbytes, 1 << 30, demote=demote, holes=Holes(arena))
         policy.victims(choice)
+        return self._answer(choice)
+
+    def _answer(self, choice: Victims) -> list[Victim] | None:
+        self.tired = choice.tired and not choice.well
         return choice.victims if choice.well else None
 
     def _run_around(self, book: Book, anchor: int, tier: Tier, nbytes: int, demote: bool) -> tuple[list[Victim], int]:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from kvstore.store.moves.space import Space
 
 GUARDED_MAX: Final = 256
-"""Guaranteed copies that one choice passes by where a chain may break; then the young leaves of others go."""
+"""Guaranteed copies that one choice passes by, which the policy sets aside: then others have their turn with the lock.
+Also those that it looks at where a chain may break; then the young leaves of others go."""
 
 
 class Verdict(Enum):
@@ -65,7 +66,7 @@ class Victims:
         self._going: dict[int, int] = {}
         self._gone: dict[int, int] = {}
         self._taken: dict[Share, int] = {}
-        self._guarded = 0
+        self._guarded = self._passed = 0
         self.victims: list[Victim] = []
         self.uncovered = NONE
         self.refused = False
@@ -79,7 +80,12 @@ class Victims:
     @property
     def done(self) -> bool:
         """See ``eviction.Choice``."""
-        return self.refused or self.well
+        return self.refused or self.well or self.tired
+
+    @property
+    def tired(self) -> bool:
+        """Whether it ended for what it passed by and not for want of copies: the next choice goes on behind them."""
+        return self._passed >= GUARDED_MAX
 
     def take(self, slot: int) -> bool:
         """See ``eviction.Choice``. Children go before their parents."""
@@ -88,7 +94,9 @@ class Victims:
         if book.index.kids[tier][slot] > self._going.get(slot, 0) and not self._space.may_go_alone(book, slot, tier):
             return False
         self._space.vanishing = self._gone
-        return self._judged(slot)
+        guarded, taken = self._guarded, self._judged(slot)
+        self._passed += self._guarded - guarded
+        return taken
 
     @property
     def may_break(self) -> bool:
@@ -102,7 +110,7 @@ class Victims:
         book = self._book
         taken = {victim.slot for victim in self.victims}
         for slot in slots:
-            if self.done or self._guarded >= GUARDED_MAX:
+            if self.done or self._guarded - self._passed >= GUARDED_MAX:
                 return
             if slot not in taken and slot not in book.holds:
                 # Its children stay, under a ghost of it.
