@@ -31,9 +31,10 @@ WAIT_SECONDS_MAX: Final = 60.0
 """Longest wait for a copy that another thread makes; past it, a miss."""
 
 ROUNDS_MAX: Final = 8
+"""How often room is made again when others take it first."""
+
 PATIENCE: Final = 1024
 """Rounds that only passed by guaranteed copies, in one call: a quarter of a million of them."""
-"""How often room is made again when others take it first."""
 
 Failures = dict[int, Reason]
 """Slots that could not be moved, and why."""
