@@ -1,46 +1,65 @@
-"""The picture of ``kvbench crowd``: calls of all clients together, and how long one takes."""
+"""The picture of ``kvbench crowd``: calls of all clients together, how long one takes, and what it costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
 
-from kvstore.tools.kvbench.rows import Row
+from kvstore.tools.kvbench.crowd import BATCH, BLOCK_BYTES, COPY_THREADS, Crowd
+from kvstore.tools.kvbench.crowd_report import SHARE_MIN
+from kvstore.tools.pictures import BLUE, DPI, GREY, INK, RED, new_figure, set_title
 
-INK, BLUE, RED, GREY = "#1f2933", "#2563a8", "#c0392b", "#9aa5b1"
 
-
-def draw_crowd(rows: Sequence[Row], limit: float, path: Path) -> None:
-    """Totals above with every round, times of a call below, by clients."""
-    figure = Figure(figsize=(8, 5.6), layout="constrained", facecolor="white")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    clients = [row.conditions["clients"] for row in rows]
-    places = range(len(clients))
-    totals = [row.value for row in rows]
-    for place, row in zip(places, rows, strict=True):
-        rounds = row.conditions["rounds"]
-        above.plot([place] * len(rounds), rounds, "o", color=BLUE, alpha=0.3, markersize=4, markeredgewidth=0)
-    above.plot(places, totals, "o-", color=BLUE, markersize=7, linewidth=1.4, label="median of the rounds; pale: each")
-    best = [max(totals[: place + 1]) for place in places]
-    above.plot(places, [0.9 * one for one in best], "--", color=RED, linewidth=1.2, label="0.9 of the best up to there")
-    above.set_ylim(0, 1.35 * max(max(row.conditions["rounds"]) for row in rows))
-    above.set_ylabel("calls a second, all clients")
-    above.set_title("Put and get of 4 x 256 KiB, by clients at a time", loc="left", color=INK, fontsize=13, pad=14)
-    above.annotate(
-        f"one memcpy of the same bytes, 2 threads: {limit:,.0f} a second",
-        (0.99, 0.04), xycoords="axes fraction", ha="right", fontsize=9, color=GREY,
-    )  # fmt: skip
-    for name, color, style in (("p50_ms", BLUE, "o-"), ("p99_ms", RED, "s--")):
-        values = [row.conditions[name] for row in rows]
-        below.plot(places, values, style, color=color, markersize=5, linewidth=1.2, label=name.removesuffix("_ms"))
-    below.set_yscale("log")
-    below.set_ylabel("ms a call")
-    below.set_xlabel("clients")
-    below.set_xticks(places, [str(count) for count in clients])
-    for axes in (above, below):
+def draw_crowd(found: Sequence[Crowd], path: Path) -> None:
+    """Totals with every round, times of puts and gets, processor time a call; each by clients."""
+    figure, panels = new_figure(3, (15, 4.8))
+    for axes, draw in zip(panels, (_totals, _waits, _costs), strict=True):
+        draw(axes, found)
+        axes.set_xticks(range(len(found)), [f"{one.clients:,}" for one in found])
+        axes.set_xlabel("clients, each a session of its own")
         axes.grid(axis="y", color=GREY, alpha=0.3, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_axisbelow(True)
         axes.legend(frameon=False, loc="upper left", fontsize=9)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=DPI)
+
+
+def _totals(axes: Axes, found: Sequence[Crowd]) -> None:
+    places, totals = range(len(found)), [one.per_second for one in found]
+    for place, one in zip(places, found, strict=True):
+        rounds = [each.per_second for each in one.rounds]
+        axes.plot([place] * len(rounds), rounds, "o", color=BLUE, alpha=0.3, markersize=4, markeredgewidth=0)
+    axes.plot(places, totals, "o-", color=BLUE, markersize=7, linewidth=1.6, label="median of the rounds; pale: each")
+    wanted = [SHARE_MIN * max(totals[: place + 1]) for place in places]
+    axes.plot(places, wanted, "--", color=RED, linewidth=1.2, label=f"{SHARE_MIN} of the best up to there")
+    axes.set_ylim(0, 1.35 * max(each.per_second for one in found for each in one.rounds))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_ylabel("calls a second, all clients")
+    set_title(axes, f"Put and get of {BATCH} x {BLOCK_BYTES >> 10} KiB")
+    copies = [one.middle(lambda each: each.copies) for one in found]
+    words = f"memcpy of as many bytes, {COPY_THREADS} threads: {min(copies):,.0f} to {max(copies):,.0f} a second"
+    axes.annotate(words, (0.98, 0.04), xycoords="axes fraction", ha="right", fontsize=9, color=INK)
+
+
+def _waits(axes: Axes, found: Sequence[Crowd]) -> None:
+    for verb, color in (("puts", BLUE), ("gets", INK)):
+        for share, style in ((0.5, "o-"), (0.99, "o--")):
+            values = [one.milliseconds(verb, share) for one in found]
+            label = f"{verb[:-1]}, p{share * 100:.0f}"
+            axes.plot(range(len(found)), values, style, color=color, markersize=5, linewidth=1.4, label=label)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_ylabel("ms")
+    set_title(axes, "How long a call takes")
+
+
+def _costs(axes: Axes, found: Sequence[Crowd]) -> None:
+    daemon = [one.middle(lambda each: each.daemon_s / each.calls) * 1e3 for one in found]
+    clients = [one.middle(lambda each: each.clients_s / each.calls) * 1e3 for one in found]
+    axes.bar(range(len(found)), daemon, 0.6, color=BLUE, label="daemon")
+    axes.bar(range(len(found)), clients, 0.6, bottom=daemon, color=GREY, label="clients")
+    axes.set_ylim(0, 1.35 * max(a + b for a, b in zip(daemon, clients, strict=True)))
+    axes.set_ylabel("ms of processor time")
+    set_title(axes, "What a call costs")

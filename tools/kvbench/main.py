@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Final, NoReturn, TypeVar
 
 import typer
 
-from kvstore.core.errors import KVStoreError
+from kvstore.core.errors import InvalidArgument, KVStoreError
 from kvstore.tools.daemon_process import DaemonProcess
 from kvstore.tools.kvbench.markdown import section, write_section
 from kvstore.tools.kvbench.report import Report, print_report, report_section
@@ -18,6 +19,7 @@ from kvstore.tools.kvbench.rows import Row, print_rows
 from kvstore.tools.output import Format, Printer
 
 HOST_BYTES: Final = 640 << 20
+PICTURES: Final = (".png", ".svg")
 
 FAILED, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 CODES: Final = {"INVALID_ARGUMENT": USAGE, "UNAVAILABLE": UNREACHABLE}
@@ -32,6 +34,8 @@ MarkdownOption = Annotated[
     Path | None, typer.Option("--markdown", help="Also write the tables into this document, between their marks.")
 ]
 ThreadsOption = Annotated[str, typer.Option("--threads", help="Thread counts, apart by commas.")]
+
+T = TypeVar("T")
 
 app = typer.Typer(
     help="Measure, and print the limit of this machine beside each figure, measured in the same run.",
@@ -62,17 +66,31 @@ def crowd(
     clients: Annotated[
         str, typer.Option("--clients", help="Numbers of clients, apart by commas.")
     ] = "1,2,8,32,128,200",
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw them into this PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw them into this file, .png or .svg.")] = None,
     quick: QuickOption = False,
     output: OutputOption = Format.TABLE,
     markdown: MarkdownOption = None,
 ) -> None:
     """Put and get of four blocks by more and more clients at a time: whether one costs the others."""
-    from kvstore.tools.kvbench.crowd import Effort, run_crowd  # noqa: PLC0415 - brings numpy
+    from kvstore.tools.kvbench.crowd import CLIENTS_MAX, Effort, run_crowd  # noqa: PLC0415 - brings numpy
+    from kvstore.tools.kvbench.crowd_report import report  # noqa: PLC0415
 
     counts = tuple(sorted(set(_numbers(clients, "--clients"))))
+    if sum(counts) > CLIENTS_MAX:
+        raise typer.BadParameter(f"{clients!r} is more than {CLIENTS_MAX} clients in sum", param_hint="--clients")
     effort = Effort(1, 0.3, counts[:2]) if quick else Effort(counts=counts)
-    _run(output, markdown, lambda printer: _on_daemon(socket, printer, lambda where: run_crowd(where, effort, plot)))
+
+    def work(printer: Printer) -> Report:
+        if plot is not None:
+            _require_picture(plot)
+        found = _on_daemon(socket, printer, lambda where: run_crowd(where, effort))
+        if plot is not None:
+            from kvstore.tools.kvbench.crowd_plot import draw_crowd  # noqa: PLC0415 - brings matplotlib
+
+            draw_crowd(found, plot)
+        return report(found)
+
+    _run(output, markdown, work)
 
 
 @app.command()
@@ -237,7 +255,7 @@ def million(
     _run(output, markdown, lambda _: run_million(directory, model, Effort(tokens, max_share=share)))
 
 
-def _on_daemon(socket: str, printer: Printer, work: Callable[[str], list[Row]]) -> list[Row]:
+def _on_daemon(socket: str, printer: Printer, work: Callable[[str], T]) -> T:
     """Measure on the daemon that was named, else on one of its own."""
     if socket:
         return work(socket)
@@ -246,6 +264,14 @@ def _on_daemon(socket: str, printer: Printer, work: Callable[[str], list[Row]]) 
         printer.talk("starting kvstored with 640 MiB of HOST, without DEVICE and SSD", style="dim")
         daemon.start()
         return work(str(daemon.socket))
+
+
+def _require_picture(path: Path) -> None:
+    """Raises InvalidArgument where no picture can be drawn, or none into this file."""
+    if path.suffix not in PICTURES or not path.parent.is_dir():
+        raise InvalidArgument("--plot", str(path), f"a file in a folder that is there, {' or '.join(PICTURES)}")
+    if find_spec("matplotlib") is None:
+        raise InvalidArgument("--plot", str(path), "matplotlib: pip install '.[pictures]'")
 
 
 def _numbers(text: str, option: str = "--threads") -> tuple[int, ...]:

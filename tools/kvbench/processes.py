@@ -27,10 +27,11 @@ def _proportional(pid: int, name: str) -> int:
 
 def processor_seconds(*others: int) -> float:
     """Processor time that this process and others have taken so far, all threads, in user and system mode."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    total = time.process_time()
-    for pid in others:
-        # The name in the second field may hold blanks: what follows its bracket has fixed places.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / ticks
-    return total
+    return time.process_time() + sum(process_seconds(pid) for pid in others)
+
+
+def process_seconds(pid: int) -> float:
+    """Processor time of another process."""
+    # The name in the second field may hold blanks: what follows its bracket has fixed places.
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

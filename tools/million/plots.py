@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
 from kvstore.tools.million.needles import Found
-
-INK, BLUE, RED, GREY = "#1f2933", "#2563a8", "#c0392b", "#9aa5b1"
+from kvstore.tools.pictures import BLUE, DPI, GREY, INK, RED, new_figure, set_title
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ def fit_steps(found: Found) -> Fit | None:
 
 def draw_steps(found: Found, path: Path) -> None:
     """Time of a decode step against context, with the line that fits and what the disk alone would take."""
-    figure, axes = _figure()
+    figure, (axes,) = new_figure()
     lengths = np.array([reached.length for reached in found.reached], float)
     times = [[step.seconds for step in reached.steps] for reached in found.reached]
     fastest = np.array([reached.fastest_s for reached in found.reached])
@@ -54,7 +51,7 @@ def draw_steps(found: Found, path: Path) -> None:
         axes.plot(ends, fit.base + fit.slope * ends, "-", color=INK, linewidth=1.2, label=label)
     disk = np.array(cold) / found.disk_bytes_per_s
     axes.plot(lengths, disk, "--", color=RED, linewidth=1.2, label="bytes from SSD / disk bandwidth of this run")
-    axes.set_title("Exact attention: what one more token costs", loc="left", color=INK, fontsize=13, pad=14)
+    set_title(axes, "Exact attention: what one more token costs")
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("seconds a decode step")
     axes.set_xlim(0, lengths[-1] * 1.04)
@@ -62,12 +59,12 @@ def draw_steps(found: Found, path: Path) -> None:
     axes.xaxis.set_major_formatter(_tokens)
     axes.grid(axis="y", color=GREY, alpha=0.3, linewidth=0.6)
     axes.legend(frameon=False, loc="upper left", fontsize=9)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=DPI)
 
 
 def draw_needles(found: Found, path: Path) -> None:
     """Each needle by depth and length: found or not."""
-    figure, axes = _figure()
+    figure, (axes,) = new_figure()
     for column, reached in enumerate(found.reached):
         for depth, answer, wanted in reached.answers:
             right = answer == wanted
@@ -76,24 +73,13 @@ def draw_needles(found: Found, path: Path) -> None:
                 "✓" if right else "✗", (column, 100 * depth), ha="center", va="center", color="white", fontsize=11
             )
     right, asked = (sum(values) for values in zip(*((r.right, len(r.answers)) for r in found.reached), strict=True))
-    axes.set_title(f"Needles: {right} of {asked} answered with their value", loc="left", color=INK, fontsize=13, pad=14)
+    set_title(axes, f"Needles: {right} of {asked} answered with their value")
     axes.set_xticks(range(len(found.reached)), [_tokens(reached.length) for reached in found.reached])
     axes.set_xlim(-0.7, len(found.reached) - 0.3)
     axes.set_ylim(107, -7)
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("depth of the needle, %")
-    figure.savefig(path, dpi=150)
-
-
-def _figure() -> tuple[Figure, mpl.axes.Axes]:
-    figure = Figure(figsize=(8, 4.8), layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GREY)
-    axes.tick_params(colors=INK, labelsize=9)
-    return figure, axes
+    figure.savefig(path, dpi=DPI)
 
 
 def _tokens(count: float, _: object = None) -> str:

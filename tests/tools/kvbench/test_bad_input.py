@@ -19,6 +19,9 @@ from kvstore.tools.kvbench import main
         (("restart", "--quick", "-d", "x" * 5000), main.USAGE),
         (("attention", "--threads", "9" * 20), main.USAGE),
         (("restart", "--blocks", "0"), main.USAGE),
+        (("crowd", "--clients", "300,201"), main.USAGE),
+        (("crowd", "--quick", "--plot", "none/picture.png"), main.USAGE),
+        (("crowd", "--quick", "--plot", "picture.txt"), main.USAGE),
     ],
 )
 def test_wrong_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int):
