@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kvstore.client import AsyncClient, Client, ClientOptions, PutBlocks, Staged
-from kvstore.core.errors import InvalidArgument
+from kvstore.core.errors import InvalidArgument, Unavailable
 from kvstore.core.keys import parents_of
 from kvstore.core.types import Outcome, Reason
-from tests.client.harness import chain, payload, rights, until
+from tests.client.harness import blocks_of, chain, payload, rights, until
 
 OPTIONS = ClientOptions(strict=True, buffer_bytes=1 << 20)
 
@@ -65,6 +66,21 @@ def test_a_block_is_one_piece_of_memory_with_slices_a_stride_apart(client, spec)
     assert bytes(client.get(opened.namespace_id, [key]).payloads[0]) == payload(opened.layout, key)
 
 
+@pytest.mark.parametrize("size", [1, 63, 4095, 4097, 100_001])
+def test_slices_of_odd_sizes_are_stored_as_they_are(client, spec, size):
+    opened = client.open_namespace(replace(spec, dtype="opaque", opaque_slice_bytes=size))
+    keys, _ = chain(opened.namespace_id, 2)
+    with client.stage(opened.namespace_id, 1) as staged:
+        # What an earlier block left between and behind the slices is no part of this one.
+        staged[0][:] = b"\xff" * len(staged[0])
+        write(staged, keys[:1])
+        assert client.put(opened.namespace_id, PutBlocks(keys[:1], parents_of(keys[:1]), staged)).outcomes == (
+            Outcome.HIT,
+        )
+    (got,) = client.get(opened.namespace_id, keys[:1]).payloads
+    assert bytes(got) == payload(opened.layout, keys[0])
+
+
 @pytest.mark.parametrize("end", ["put some", "nothing", "error"])
 def test_every_place_goes_back_however_it_ends(client, watcher, spec, end):
     opened = client.open_namespace(spec)
@@ -81,6 +97,64 @@ def test_every_place_goes_back_however_it_ends(client, watcher, spec, end):
         assert end == "error"
     until(lambda: rights(watcher) == (before[0], before[1] + idle(client)))
     assert idle(client) == (3 if end == "put some" else 0)
+
+
+def test_a_client_that_is_closed_gives_its_stage_back_and_can_not_put_it(daemon, watcher, spec):
+    before = rights(watcher)
+    with Client(daemon.socket, OPTIONS) as client:
+        opened = client.open_namespace(spec)
+        keys, _ = chain(opened.namespace_id, 2)
+        staged = client.stage(opened.namespace_id, 2)
+        write(staged, keys)
+        assert rights(watcher) == (before[0], before[1] + 2)
+    until(lambda: rights(watcher) == before)
+    with staged, pytest.raises(Unavailable):
+        client.put(opened.namespace_id, PutBlocks(keys, parents_of(keys), staged))
+    assert len(staged) == 0
+    assert watcher.open_namespace(spec)
+    assert watcher.match(opened.namespace_id, keys).matched == 0
+
+
+def test_a_process_that_is_killed_gives_its_stage_back(daemon, watcher, spec):
+    before = rights(watcher)
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            client = Client(daemon.socket, OPTIONS)
+            staged = client.stage(client.open_namespace(spec).namespace_id, 3)
+            os.write(tell, bytes([len(staged)]))
+            signal.pause()
+        finally:
+            os._exit(1)
+    assert os.read(told, 1) == b"\x03"
+    os.close(told)
+    os.close(tell)
+    assert rights(watcher) == (before[0], before[1] + 3)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    until(lambda: rights(watcher) == before)
+
+
+def test_a_put_that_gets_no_answer_in_time_leaves_its_places_to_the_late_reply(ssd_daemon, spec):
+    options = replace(OPTIONS, strict=False, timeout_s=0.5)
+    with Client(ssd_daemon.socket, options) as client, Client(ssd_daemon.socket, ClientOptions(strict=True)) as other:
+        opened = client.open_namespace(spec)
+        keys, _ = chain(opened.namespace_id, 2)
+        before = rights(other)
+        with client.stage(opened.namespace_id, 3) as staged:
+            write(staged, keys)
+            os.kill(ssd_daemon.pid, signal.SIGSTOP)
+            try:
+                stored = client.put(opened.namespace_id, PutBlocks(keys, parents_of(keys), staged))
+            finally:
+                os.kill(ssd_daemon.pid, signal.SIGCONT)
+            assert set(stored.outcomes) == {Outcome.MISS}
+            assert len(staged) == 0
+        until(lambda: rights(other) == (before[0], before[1] + idle(client)))
+        until(lambda: client.put(opened.namespace_id, blocks_of(opened.layout, keys)).outcomes == (Outcome.HIT,) * 2)
+        got = client.get(opened.namespace_id, keys)
+        assert [bytes(data) for data in got.payloads] == [payload(opened.layout, key) for key in keys]
 
 
 def test_a_stage_is_put_once_and_not_beyond_its_end(client, spec):
@@ -204,5 +278,36 @@ def test_asyncio_stages_too(daemon, spec):
             assert stored.outcomes == (Outcome.HIT,) * 3
             got = await client.get(opened.namespace_id, keys)
             assert [bytes(data) for data in got.payloads] == [payload(opened.layout, key) for key in keys]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_stage_or_put_that_is_cancelled_gives_every_place_back(daemon, watcher, spec, turns):
+    before = rights(watcher)
+
+    async def cancel(work: asyncio.Task[object]) -> None:
+        """After so many turns of the loop: before it is sent, under way, or answered."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.wait({work})
+
+    async def work() -> None:
+        async with AsyncClient(daemon.socket, OPTIONS) as client:
+            opened = await client.open_namespace(spec)
+            keys, _ = chain(opened.namespace_id, 2)
+            staging = asyncio.create_task(client.stage(opened.namespace_id, 3))
+            await cancel(staging)
+            if not staging.cancelled():
+                staging.result().give_back()
+            await asyncio.to_thread(until, lambda: rights(watcher) == before)
+            with await client.stage(opened.namespace_id, 3) as staged:
+                write(staged, keys)
+                await cancel(
+                    asyncio.create_task(client.put(opened.namespace_id, PutBlocks(keys, parents_of(keys), staged)))
+                )
+                assert len(staged) in (0, 3)
+            await asyncio.to_thread(until, lambda: rights(watcher) == (before[0], before[1] + idle(client)))
 
     asyncio.run(work())
