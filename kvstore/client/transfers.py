@@ -47,19 +47,10 @@ class Transfer:
             raise DeadlineExceeded(f"the transfer has not ended within {timeout_s:g} s", field="timeout_s")
         return self.outcomes
 
-    def all_hit(self) -> bool:
-        """Whether it has ended, and every key is HIT."""
-        return self.done() and all(outcome is Outcome.HIT for outcome in self.outcomes)
-
     def end(self, outcomes: Sequence[Outcome], reasons: Sequence[Reason]) -> None:
         """For the client: it has ended."""
         self.outcomes, self.reasons = tuple(outcomes), tuple(reasons)
         self._ended.set()
-
-    def miss(self, reason: Reason, error: KVStoreError | None = None) -> None:
-        """For the client: it has ended, and nothing moved."""
-        self.error = error
-        self.end((Outcome.MISS,) * len(self.keys), (reason,) * len(self.keys))
 
 
 class Found:

@@ -108,12 +108,6 @@ class Book:
         """Whether the tier holds a READY copy."""
         return bool(self.index.residency[slot] & tier.bit)
 
-    def copy_state(self, slot: int, tier: Tier) -> CopyState:
-        """State of a copy, for the life-cycle table and for people."""
-        if self.has(slot, tier):
-            return CopyState.READY
-        return CopyState.FILLING if copy_number(slot, tier) in self.fills else CopyState.ABSENT
-
     def resident(self, key: BlockKey, namespace: Namespace) -> int:
         """Slot of a block with a READY copy in this namespace, or NONE."""
         slot = self.index.find(namespace.number, key)

@@ -44,11 +44,6 @@ class Health:
         """Whether reads are tried."""
         return self._reads_ok
 
-    @property
-    def writes_ok(self) -> bool:
-        """Whether writes are tried."""
-        return self._writes_ok
-
     def require_writes(self) -> None:
         """Raise TierUnavailable while writes are refused."""
         if not self._writes_ok:
