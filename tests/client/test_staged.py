@@ -157,7 +157,8 @@ def test_a_put_that_gets_no_answer_in_time_leaves_its_places_to_the_late_reply(s
                 os.kill(ssd_daemon.pid, signal.SIGCONT)
             assert set(stored.outcomes) == {Outcome.MISS}
             assert len(staged) == 0
-        until(lambda: rights(other) == (before[0], before[1] + idle(client)))
+        # The late reply is taken in when the client next looks.
+        until(lambda: client.poll() == [] and rights(other) == (before[0], before[1] + idle(client)))
         until(lambda: client.put(opened.namespace_id, blocks_of(opened.layout, keys)).outcomes == (Outcome.HIT,) * 2)
         got = client.get(opened.namespace_id, keys)
         assert [bytes(data) for data in got.payloads] == [payload(opened.layout, key) for key in keys]
