@@ -27,6 +27,7 @@ class Matches:
         """See ``Cache.match``."""
         flows = self._flows
         found = self._mapped(namespace_id, keys)
+        flows.state.mapped += len(found)
         if found and len(found) == len(keys):
             return MatchResult(len(found), found)
         rest = yield from flows.run(flows.operations.match(namespace_id, keys[len(found) :] if found else keys))

@@ -64,6 +64,8 @@ class ClientState:
         self._generation = -1
         self._boot_id = b""
         self.namespaces: dict[NamespaceId, KnownNamespace] = {}
+        self.mapped = 0
+        """Keys that were found in the mapped index and not told of; a guess among threads, for counters alone."""
         """Those that the caller opened, by id; ``remember`` enters them."""
         self._pending: OrderedDict[JobId, FetchResult] = OrderedDict()
         self._finished: OrderedDict[JobId, FetchResult] = OrderedDict()
@@ -112,6 +114,11 @@ class ClientState:
         return max(0.0, self._next_attempt - now)
 
     # ------------------------------------------------------------ namespaces
+
+    def take_mapped(self) -> int:
+        """Keys that were found in the mapped index since the last Match, which tells the daemon of them."""
+        found, self.mapped = self.mapped, 0
+        return min(found, 0xFFFFFFFF)
 
     def remember(self, namespace_id: NamespaceId, known: KnownNamespace) -> None:
         """Keep what opens this namespace again."""

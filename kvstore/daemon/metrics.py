@@ -156,7 +156,11 @@ _NAMED: Final = (
     _event("removed", "copies dropped because somebody asked"),
     _event("quarantined", "copies dropped because a check failed"),
     _event("dropped", "copies dropped for another reason, such as a write that failed"),
-    _one("kvstore_match_found_total", "keys that Match found (calls that reached the daemon)", "match_found"),
+    _one(
+        "kvstore_match_found_total",
+        "keys that Match found; what a client finds in the index that it maps it tells with its next Match",
+        "match_found",
+    ),
     _by("kvstore_match_missed_total", "keys that it did not, by the first's reason", "reason", r"match_missed_(\w+)"),
     _by("kvstore_fetch_found_total", "keys of Fetch that were resident, by hottest tier", "tier", r"fetch_found_(\w+)"),
     _by("kvstore_fetch_missed_total", "keys of Fetch answered MISS", "reason", r"fetch_missed_(\w+)"),

@@ -61,27 +61,12 @@ class Shares:
         self.calls: dict[int, int] = {}
         self.waiting: dict[int, int] = {}
         """Bytes of half requests and unread replies."""
-        self._lines: dict[int, deque[Connection]] = {}
+        self.lines: dict[int, deque[Connection]] = {}
         """Connections whose next call waits until one of their user's has ended."""
-
-    def full(self, uid: int) -> bool:
-        """Whether a user has all the calls under way that it may have."""
-        return self.calls.get(uid, 0) >= UID_CALLS_MAX
-
-    def began(self, uid: int) -> None:
-        """A call of this user takes a place in a pool."""
-        self.calls[uid] = self.calls.get(uid, 0) + 1
-
-    def ended(self, uid: int) -> None:
-        """It has given it back: the next one in the line has its turn."""
-        self.calls[uid] -= 1
-        if not self.calls[uid]:
-            del self.calls[uid]
-        self.call_next(uid)
 
     def stand_in_line(self, uid: int, connection: Connection, *, first: bool) -> None:
         """Let ``connection`` have another turn when there is room."""
-        line = self._lines.setdefault(uid, deque())
+        line = self.lines.setdefault(uid, deque())
         if first:
             line.appendleft(connection)
         else:
@@ -89,12 +74,12 @@ class Shares:
 
     def call_next(self, uid: int) -> None:
         """Where there is room for a call of this user, give the first in its line a turn."""
-        line = self._lines.get(uid)
-        if line is None or self.full(uid):
+        line = self.lines.get(uid)
+        if line is None or self.calls.get(uid, 0) >= UID_CALLS_MAX:
             return
         line.popleft().have_turn()
         if not line:
-            del self._lines[uid]
+            del self.lines[uid]
 
 
 class Connection:
@@ -122,6 +107,7 @@ class Connection:
         self._decoder = FrameDecoder()
         self._calls = 0
         self._shares = shares
+        self._calls_of = shares.calls
         self._waiting_of = shares.waiting
         self._counted = 0
         """Bytes of this connection in ``_waiting_of``."""
@@ -181,7 +167,7 @@ class Connection:
         self._scheduled = False
         until, full = time.monotonic() + TURN_S, False
         while self._waiting and not self._unsent and self._socket is not None:
-            if self._shares.full(self._uid) and self._dispatcher.takes_place(self._waiting[0]):
+            if self._calls_of.get(self._uid, 0) >= UID_CALLS_MAX and self._dispatcher.takes_place(self._waiting[0]):
                 full = True
                 break
             self._handle(self._waiting.popleft())
@@ -248,7 +234,7 @@ class Connection:
                 self._write(pack_frame(call_id, FrameKind.REPLY, reply.SerializeToString()))
             else:
                 self._calls += 1
-                self._shares.began(self._uid)
+                self._calls_of[self._uid] = self._calls_of.get(self._uid, 0) + 1
         except KVStoreError as error:
             self._write(error_frame(call_id, error))
         finally:
@@ -256,7 +242,11 @@ class Connection:
 
     def _finish(self, call_id: int, reply: Message | None, error: KVStoreError | None) -> None:
         self._calls -= 1
-        self._shares.ended(self._uid)
+        self._calls_of[self._uid] -= 1
+        if not self._calls_of[self._uid]:
+            del self._calls_of[self._uid]
+        if self._shares.lines:
+            self._shares.call_next(self._uid)
         try:
             if error is not None:
                 self._write(error_frame(call_id, error))

@@ -150,6 +150,10 @@ class Session:
         """Those that it has opened, as they are at any moment: it has a right to these and no others."""
         return self._owner.namespaces.keys()
 
+    def count_mapped(self, keys: int) -> None:
+        """This session's client has found so many keys by itself, in the index that it maps."""
+        self._verbs.get.count_mapped(keys)
+
     def match(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> MatchResult:
         """See ``Cache.match``."""
         return self._verbs.get.match(self._owner, namespace_id, keys)

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from kvstore.v1 import common_pb2 as kvstore_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvstore/v1/cache.proto\x12\nkvstore.v1\x1a\x17kvstore/v1/common.proto\"\x8f\x01\n\x14OpenNamespaceRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.kvstore.v1.NamespaceSpec\x12\x0c\n\x04name\x18\x02 \x01(\t\x12+\n\x06policy\x18\x03 \x01(\x0b\x32\x1b.kvstore.v1.NamespacePolicy\x12\x13\n\x0b\x65xpected_id\x18\x04 \x01(\x0c\"E\n\rNearNamespace\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0e\n\x06\x66ields\x18\x02 \x03(\t\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x04\"\xf3\x01\n\x15OpenNamespaceResponse\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\'\n\x06layout\x18\x02 \x01(\x0b\x32\x17.kvstore.v1.BlockLayout\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\x12\'\n\x04near\x18\x04 \x03(\x0b\x32\x19.kvstore.v1.NearNamespace\x12\x0f\n\x07\x62oot_id\x18\x05 \x01(\x0c\x12)\n\rwrite_codings\x18\x06 \x03(\x0e\x32\x12.kvstore.v1.Coding\x12\x15\n\rstorage_bytes\x18\x07 \x01(\x04\x12\x0e\n\x06number\x18\x08 \x01(\r\"2\n\x0cMatchRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\"\x80\x01\n\rMatchResponse\x12\x0f\n\x07matched\x18\x01 \x01(\r\x12\x11\n\tresidency\x18\x02 \x03(\r\x12\"\n\x06reason\x18\x03 \x01(\x0e\x32\x12.kvstore.v1.Reason\x12\'\n\x04near\x18\x04 \x03(\x0b\x32\x19.kvstore.v1.NearNamespace\"\xb0\x01\n\x0eReserveRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x1e\n\x04tier\x18\x02 \x01(\x0e\x32\x10.kvstore.v1.Tier\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12*\n\ndurability\x18\x05 \x01(\x0e\x32\x16.kvstore.v1.Durability\x12\x10\n\x08standing\x18\x06 \x01(\x08\x12\r\n\x05whole\x18\x07 \x01(\x08\"\xab\x01\n\x0fReserveResponse\x12%\n\x08outcomes\x18\x01 \x03(\x0e\x32\x13.kvstore.v1.Outcome\x12\x17\n\x0freservation_ids\x18\x02 \x03(\x04\x12\"\n\x06places\x18\x03 \x01(\x0b\x32\x12.kvstore.v1.Places\x12\"\n\x04\x62usy\x18\x04 \x01(\x0b\x32\x14.kvstore.v1.BusyInfo\x12\x10\n\x08standing\x18\x05 \x01(\x08\"\xae\x01\n\rCommitRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x17\n\x0freservation_ids\x18\x02 \x03(\x04\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\x0f\n\x07parents\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12*\n\ndurability\x18\x06 \x01(\x0e\x32\x16.kvstore.v1.Durability\x12\x10\n\x08lease_id\x18\x07 \x01(\x04\"\xb5\x01\n\x0e\x43ommitResponse\x12%\n\x08outcomes\x18\x01 \x03(\x0e\x32\x13.kvstore.v1.Outcome\x12#\n\x07reasons\x18\x02 \x03(\x0e\x32\x12.kvstore.v1.Reason\x12\x0f\n\x07\x65xisted\x18\x03 \x03(\r\x12\"\n\x06places\x18\x04 \x01(\x0b\x32\x12.kvstore.v1.Places\x12\"\n\x04\x62usy\x18\x05 \x01(\x0b\x32\x14.kvstore.v1.BusyInfo\"\'\n\x0c\x41\x62ortRequest\x12\x17\n\x0freservation_ids\x18\x01 \x03(\x04\"1\n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r\x12\x0f\n\x07unknown\x18\x02 \x01(\r\"\xa1\x01\n\x0c\x46\x65tchRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\"\n\x06target\x18\x03 \x01(\x0e\x32\x12.kvstore.v1.Target\x12\x13\n\x0blayer_begin\x18\x04 \x01(\r\x12\x11\n\tlayer_end\x18\x05 \x01(\r\x12\x10\n\x08lease_id\x18\x06 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x07 \x01(\r\"\xb3\x01\n\rFetchResponse\x12%\n\x08outcomes\x18\x01 \x03(\x0e\x32\x13.kvstore.v1.Outcome\x12#\n\x07reasons\x18\x02 \x03(\x0e\x32\x12.kvstore.v1.Reason\x12\"\n\x06places\x18\x03 \x01(\x0b\x32\x12.kvstore.v1.Places\x12\x0e\n\x06job_id\x18\x04 \x01(\x04\x12\"\n\x04\x62usy\x18\x05 \x01(\x0b\x32\x14.kvstore.v1.BusyInfo\"4\n\x0eWaitJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"U\n\x0fPrefetchRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x1e\n\x04tier\x18\x03 \x01(\x0e\x32\x10.kvstore.v1.Tier\"3\n\rRemoveRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\"7\n\x0eRemoveResponse\x12%\n\x08outcomes\x18\x01 \x03(\x0e\x32\x13.kvstore.v1.Outcome\"\"\n\x0c\x46lushRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\".\n\rFlushResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"V\n\x0b\x43hunkCoding\x12\"\n\x06\x63oding\x18\x01 \x01(\x0e\x32\x12.kvstore.v1.Coding\x12\x13\n\x0bplain_bytes\x18\x02 \x01(\r\x12\x0e\n\x06planes\x18\x03 \x01(\r\"}\n\x0bReadRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x13\n\x0blayer_begin\x18\x03 \x01(\r\x12\x11\n\tlayer_end\x18\x04 \x01(\r\x12\"\n\x06\x61\x63\x63\x65pt\x18\x05 \x03(\x0e\x32\x12.kvstore.v1.Coding\"\xcd\x01\n\tReadChunk\x12\x11\n\tkey_index\x18\x01 \x01(\r\x12$\n\x07outcome\x18\x02 \x01(\x0e\x32\x13.kvstore.v1.Outcome\x12\"\n\x06reason\x18\x03 \x01(\x0e\x32\x12.kvstore.v1.Reason\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x06 \x01(\r\x12\r\n\x05\x63odec\x18\x07 \x01(\r\x12&\n\x05\x63oded\x18\x08 \x01(\x0b\x32\x17.kvstore.v1.ChunkCoding\"\x81\x01\n\x0bWriteHeader\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0f\n\x07parents\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12*\n\ndurability\x18\x05 \x01(\x0e\x32\x16.kvstore.v1.Durability\"\x9e\x01\n\nWriteChunk\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.kvstore.v1.WriteHeader\x12\x11\n\tkey_index\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x05 \x01(\r\x12&\n\x05\x63oded\x18\x06 \x01(\x0b\x32\x17.kvstore.v1.ChunkCoding*l\n\x06Target\x12\x16\n\x12TARGET_UNSPECIFIED\x10\x00\x12\x13\n\x0fTARGET_IN_PLACE\x10\x01\x12\x11\n\rTARGET_DEVICE\x10\x02\x12\x0f\n\x0bTARGET_HOST\x10\x03\x12\x11\n\rTARGET_BUFFER\x10\x04*0\n\x06\x43oding\x12\x16\n\x12\x43ODING_UNSPECIFIED\x10\x00\x12\x0e\n\nCODING_LZ4\x10\x01\x32\x9a\x06\n\x05\x43\x61\x63he\x12T\n\rOpenNamespace\x12 .kvstore.v1.OpenNamespaceRequest\x1a!.kvstore.v1.OpenNamespaceResponse\x12<\n\x05Match\x12\x18.kvstore.v1.MatchRequest\x1a\x19.kvstore.v1.MatchResponse\x12\x42\n\x07Reserve\x12\x1a.kvstore.v1.ReserveRequest\x1a\x1b.kvstore.v1.ReserveResponse\x12?\n\x06\x43ommit\x12\x19.kvstore.v1.CommitRequest\x1a\x1a.kvstore.v1.CommitResponse\x12<\n\x05\x41\x62ort\x12\x18.kvstore.v1.AbortRequest\x1a\x19.kvstore.v1.AbortResponse\x12<\n\x05\x46\x65tch\x12\x18.kvstore.v1.FetchRequest\x1a\x19.kvstore.v1.FetchResponse\x12@\n\x07WaitJob\x12\x1a.kvstore.v1.WaitJobRequest\x1a\x19.kvstore.v1.FetchResponse\x12\x42\n\x08Prefetch\x12\x1b.kvstore.v1.PrefetchRequest\x1a\x19.kvstore.v1.FetchResponse\x12?\n\x06Remove\x12\x19.kvstore.v1.RemoveRequest\x1a\x1a.kvstore.v1.RemoveResponse\x12<\n\x05\x46lush\x12\x18.kvstore.v1.FlushRequest\x1a\x19.kvstore.v1.FlushResponse\x12\x38\n\x04Read\x12\x17.kvstore.v1.ReadRequest\x1a\x15.kvstore.v1.ReadChunk0\x01\x12=\n\x05Write\x12\x16.kvstore.v1.WriteChunk\x1a\x1a.kvstore.v1.CommitResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvstore/v1/cache.proto\x12\nkvstore.v1\x1a\x17kvstore/v1/common.proto\"\x8f\x01\n\x14OpenNamespaceRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.kvstore.v1.NamespaceSpec\x12\x0c\n\x04name\x18\x02 \x01(\t\x12+\n\x06policy\x18\x03 \x01(\x0b\x32\x1b.kvstore.v1.NamespacePolicy\x12\x13\n\x0b\x65xpected_id\x18\x04 \x01(\x0c\"E\n\rNearNamespace\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0e\n\x06\x66ields\x18\x02 \x03(\t\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x04\"\xf3\x01\n\x15OpenNamespaceResponse\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\'\n\x06layout\x18\x02 \x01(\x0b\x32\x17.kvstore.v1.BlockLayout\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\x12\'\n\x04near\x18\x04 \x03(\x0b\x32\x19.kvstore.v1.NearNamespace\x12\x0f\n\x07\x62oot_id\x18\x05 \x01(\x0c\x12)\n\rwrite_codings\x18\x06 \x03(\x0e\x32\x12.kvstore.v1.Coding\x12\x15\n\rstorage_bytes\x18\x07 \x01(\x04\x12\x0e\n\x06number\x18\x08 \x01(\r\"B\n\x0cMatchRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06mapped\x18\x03 \x01(\r\"\x80\x01\n\rMatchResponse\x12\x0f\n\x07matched\x18\x01 \x01(\r\x12\x11\n\tresidency\x18\x02 \x03(\r\x12\"\n\x06reason\x18\x03 \x01(\x0e\x32\x12.kvstore.v1.Reason\x12\'\n\x04near\x18\x04 \x03(\x0b\x32\x19.kvstore.v1.NearNamespace\"\xb0\x01\n\x0eReserveRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x1e\n\x04tier\x18\x02 \x01(\x0e\x32\x10.kvstore.v1.Tier\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12*\n\ndurability\x18\x05 \x01(\x0e\x32\x16.kvstore.v1.Durability\x12\x10\n\x08standing\x18\x06 \x01(\x08\x12\r\n\x05whole\x18\x07 \x01(\x08\"\xab\x01\n\x0fReserveResponse\x12%\n\x08outcomes\x18\x01 \x03(\x0e\x32\x13.kvstore.v1.Outcome\x12\x17\n\x0freservation_ids\x18\x02 \x03(\x04\x12\"\n\x06places\x18\x03 \x01(\x0b\x32\x12.kvstore.v1.Places\x12\"\n\x04\x62usy\x18\x04 \x01(\x0b\x32\x14.kvstore.v1.BusyInfo\x12\x10\n\x08standing\x18\x05 \x01(\x08\"\xae\x01\n\rCommitRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x17\n\x0freservation_ids\x18\x02 \x03(\x04\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\x0f\n\x07parents\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12*\n\ndurability\x18\x06 \x01(\x0e\x32\x16.kvstore.v1.Durability\x12\x10\n\x08lease_id\x18\x07 \x01(\x04\"\xb5\x01\n\x0e\x43ommitResponse\x12%\n\x08outcomes\x18\x01 \x03(\x0e\x32\x13.kvstore.v1.Outcome\x12#\n\x07reasons\x18\x02 \x03(\x0e\x32\x12.kvstore.v1.Reason\x12\x0f\n\x07\x65xisted\x18\x03 \x03(\r\x12\"\n\x06places\x18\x04 \x01(\x0b\x32\x12.kvstore.v1.Places\x12\"\n\x04\x62usy\x18\x05 \x01(\x0b\x32\x14.kvstore.v1.BusyInfo\"\'\n\x0c\x41\x62ortRequest\x12\x17\n\x0freservation_ids\x18\x01 \x03(\x04\"1\n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r\x12\x0f\n\x07unknown\x18\x02 \x01(\r\"\xa1\x01\n\x0c\x46\x65tchRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\"\n\x06target\x18\x03 \x01(\x0e\x32\x12.kvstore.v1.Target\x12\x13\n\x0blayer_begin\x18\x04 \x01(\r\x12\x11\n\tlayer_end\x18\x05 \x01(\r\x12\x10\n\x08lease_id\x18\x06 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x07 \x01(\r\"\xb3\x01\n\rFetchResponse\x12%\n\x08outcomes\x18\x01 \x03(\x0e\x32\x13.kvstore.v1.Outcome\x12#\n\x07reasons\x18\x02 \x03(\x0e\x32\x12.kvstore.v1.Reason\x12\"\n\x06places\x18\x03 \x01(\x0b\x32\x12.kvstore.v1.Places\x12\x0e\n\x06job_id\x18\x04 \x01(\x04\x12\"\n\x04\x62usy\x18\x05 \x01(\x0b\x32\x14.kvstore.v1.BusyInfo\"4\n\x0eWaitJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"U\n\x0fPrefetchRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x1e\n\x04tier\x18\x03 \x01(\x0e\x32\x10.kvstore.v1.Tier\"3\n\rRemoveRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\"7\n\x0eRemoveResponse\x12%\n\x08outcomes\x18\x01 \x03(\x0e\x32\x13.kvstore.v1.Outcome\"\"\n\x0c\x46lushRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\".\n\rFlushResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"V\n\x0b\x43hunkCoding\x12\"\n\x06\x63oding\x18\x01 \x01(\x0e\x32\x12.kvstore.v1.Coding\x12\x13\n\x0bplain_bytes\x18\x02 \x01(\r\x12\x0e\n\x06planes\x18\x03 \x01(\r\"}\n\x0bReadRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x13\n\x0blayer_begin\x18\x03 \x01(\r\x12\x11\n\tlayer_end\x18\x04 \x01(\r\x12\"\n\x06\x61\x63\x63\x65pt\x18\x05 \x03(\x0e\x32\x12.kvstore.v1.Coding\"\xcd\x01\n\tReadChunk\x12\x11\n\tkey_index\x18\x01 \x01(\r\x12$\n\x07outcome\x18\x02 \x01(\x0e\x32\x13.kvstore.v1.Outcome\x12\"\n\x06reason\x18\x03 \x01(\x0e\x32\x12.kvstore.v1.Reason\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x06 \x01(\r\x12\r\n\x05\x63odec\x18\x07 \x01(\r\x12&\n\x05\x63oded\x18\x08 \x01(\x0b\x32\x17.kvstore.v1.ChunkCoding\"\x81\x01\n\x0bWriteHeader\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0f\n\x07parents\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12*\n\ndurability\x18\x05 \x01(\x0e\x32\x16.kvstore.v1.Durability\"\x9e\x01\n\nWriteChunk\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.kvstore.v1.WriteHeader\x12\x11\n\tkey_index\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x05 \x01(\r\x12&\n\x05\x63oded\x18\x06 \x01(\x0b\x32\x17.kvstore.v1.ChunkCoding*l\n\x06Target\x12\x16\n\x12TARGET_UNSPECIFIED\x10\x00\x12\x13\n\x0fTARGET_IN_PLACE\x10\x01\x12\x11\n\rTARGET_DEVICE\x10\x02\x12\x0f\n\x0bTARGET_HOST\x10\x03\x12\x11\n\rTARGET_BUFFER\x10\x04*0\n\x06\x43oding\x12\x16\n\x12\x43ODING_UNSPECIFIED\x10\x00\x12\x0e\n\nCODING_LZ4\x10\x01\x32\x9a\x06\n\x05\x43\x61\x63he\x12T\n\rOpenNamespace\x12 .kvstore.v1.OpenNamespaceRequest\x1a!.kvstore.v1.OpenNamespaceResponse\x12<\n\x05Match\x12\x18.kvstore.v1.MatchRequest\x1a\x19.kvstore.v1.MatchResponse\x12\x42\n\x07Reserve\x12\x1a.kvstore.v1.ReserveRequest\x1a\x1b.kvstore.v1.ReserveResponse\x12?\n\x06\x43ommit\x12\x19.kvstore.v1.CommitRequest\x1a\x1a.kvstore.v1.CommitResponse\x12<\n\x05\x41\x62ort\x12\x18.kvstore.v1.AbortRequest\x1a\x19.kvstore.v1.AbortResponse\x12<\n\x05\x46\x65tch\x12\x18.kvstore.v1.FetchRequest\x1a\x19.kvstore.v1.FetchResponse\x12@\n\x07WaitJob\x12\x1a.kvstore.v1.WaitJobRequest\x1a\x19.kvstore.v1.FetchResponse\x12\x42\n\x08Prefetch\x12\x1b.kvstore.v1.PrefetchRequest\x1a\x19.kvstore.v1.FetchResponse\x12?\n\x06Remove\x12\x19.kvstore.v1.RemoveRequest\x1a\x1a.kvstore.v1.RemoveResponse\x12<\n\x05\x46lush\x12\x18.kvstore.v1.FlushRequest\x1a\x19.kvstore.v1.FlushResponse\x12\x38\n\x04Read\x12\x17.kvstore.v1.ReadRequest\x1a\x15.kvstore.v1.ReadChunk0\x01\x12=\n\x05Write\x12\x16.kvstore.v1.WriteChunk\x1a\x1a.kvstore.v1.CommitResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvstore.v1.cache_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TARGET']._serialized_start=2912
-  _globals['_TARGET']._serialized_end=3020
-  _globals['_CODING']._serialized_start=3022
-  _globals['_CODING']._serialized_end=3070
+  _globals['_TARGET']._serialized_start=2928
+  _globals['_TARGET']._serialized_end=3036
+  _globals['_CODING']._serialized_start=3038
+  _globals['_CODING']._serialized_end=3086
   _globals['_OPENNAMESPACEREQUEST']._serialized_start=64
   _globals['_OPENNAMESPACEREQUEST']._serialized_end=207
   _globals['_NEARNAMESPACE']._serialized_start=209
@@ -43,47 +43,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENNAMESPACERESPONSE']._serialized_start=281
   _globals['_OPENNAMESPACERESPONSE']._serialized_end=524
   _globals['_MATCHREQUEST']._serialized_start=526
-  _globals['_MATCHREQUEST']._serialized_end=576
-  _globals['_MATCHRESPONSE']._serialized_start=579
-  _globals['_MATCHRESPONSE']._serialized_end=707
-  _globals['_RESERVEREQUEST']._serialized_start=710
-  _globals['_RESERVEREQUEST']._serialized_end=886
-  _globals['_RESERVERESPONSE']._serialized_start=889
-  _globals['_RESERVERESPONSE']._serialized_end=1060
-  _globals['_COMMITREQUEST']._serialized_start=1063
-  _globals['_COMMITREQUEST']._serialized_end=1237
-  _globals['_COMMITRESPONSE']._serialized_start=1240
-  _globals['_COMMITRESPONSE']._serialized_end=1421
-  _globals['_ABORTREQUEST']._serialized_start=1423
-  _globals['_ABORTREQUEST']._serialized_end=1462
-  _globals['_ABORTRESPONSE']._serialized_start=1464
-  _globals['_ABORTRESPONSE']._serialized_end=1513
-  _globals['_FETCHREQUEST']._serialized_start=1516
-  _globals['_FETCHREQUEST']._serialized_end=1677
-  _globals['_FETCHRESPONSE']._serialized_start=1680
-  _globals['_FETCHRESPONSE']._serialized_end=1859
-  _globals['_WAITJOBREQUEST']._serialized_start=1861
-  _globals['_WAITJOBREQUEST']._serialized_end=1913
-  _globals['_PREFETCHREQUEST']._serialized_start=1915
-  _globals['_PREFETCHREQUEST']._serialized_end=2000
-  _globals['_REMOVEREQUEST']._serialized_start=2002
-  _globals['_REMOVEREQUEST']._serialized_end=2053
-  _globals['_REMOVERESPONSE']._serialized_start=2055
-  _globals['_REMOVERESPONSE']._serialized_end=2110
-  _globals['_FLUSHREQUEST']._serialized_start=2112
-  _globals['_FLUSHREQUEST']._serialized_end=2146
-  _globals['_FLUSHRESPONSE']._serialized_start=2148
-  _globals['_FLUSHRESPONSE']._serialized_end=2194
-  _globals['_CHUNKCODING']._serialized_start=2196
-  _globals['_CHUNKCODING']._serialized_end=2282
-  _globals['_READREQUEST']._serialized_start=2284
-  _globals['_READREQUEST']._serialized_end=2409
-  _globals['_READCHUNK']._serialized_start=2412
-  _globals['_READCHUNK']._serialized_end=2617
-  _globals['_WRITEHEADER']._serialized_start=2620
-  _globals['_WRITEHEADER']._serialized_end=2749
-  _globals['_WRITECHUNK']._serialized_start=2752
-  _globals['_WRITECHUNK']._serialized_end=2910
-  _globals['_CACHE']._serialized_start=3073
-  _globals['_CACHE']._serialized_end=3867
+  _globals['_MATCHREQUEST']._serialized_end=592
+  _globals['_MATCHRESPONSE']._serialized_start=595
+  _globals['_MATCHRESPONSE']._serialized_end=723
+  _globals['_RESERVEREQUEST']._serialized_start=726
+  _globals['_RESERVEREQUEST']._serialized_end=902
+  _globals['_RESERVERESPONSE']._serialized_start=905
+  _globals['_RESERVERESPONSE']._serialized_end=1076
+  _globals['_COMMITREQUEST']._serialized_start=1079
+  _globals['_COMMITREQUEST']._serialized_end=1253
+  _globals['_COMMITRESPONSE']._serialized_start=1256
+  _globals['_COMMITRESPONSE']._serialized_end=1437
+  _globals['_ABORTREQUEST']._serialized_start=1439
+  _globals['_ABORTREQUEST']._serialized_end=1478
+  _globals['_ABORTRESPONSE']._serialized_start=1480
+  _globals['_ABORTRESPONSE']._serialized_end=1529
+  _globals['_FETCHREQUEST']._serialized_start=1532
+  _globals['_FETCHREQUEST']._serialized_end=1693
+  _globals['_FETCHRESPONSE']._serialized_start=1696
+  _globals['_FETCHRESPONSE']._serialized_end=1875
+  _globals['_WAITJOBREQUEST']._serialized_start=1877
+  _globals['_WAITJOBREQUEST']._serialized_end=1929
+  _globals['_PREFETCHREQUEST']._serialized_start=1931
+  _globals['_PREFETCHREQUEST']._serialized_end=2016
+  _globals['_REMOVEREQUEST']._serialized_start=2018
+  _globals['_REMOVEREQUEST']._serialized_end=2069
+  _globals['_REMOVERESPONSE']._serialized_start=2071
+  _globals['_REMOVERESPONSE']._serialized_end=2126
+  _globals['_FLUSHREQUEST']._serialized_start=2128
+  _globals['_FLUSHREQUEST']._serialized_end=2162
+  _globals['_FLUSHRESPONSE']._serialized_start=2164
+  _globals['_FLUSHRESPONSE']._serialized_end=2210
+  _globals['_CHUNKCODING']._serialized_start=2212
+  _globals['_CHUNKCODING']._serialized_end=2298
+  _globals['_READREQUEST']._serialized_start=2300
+  _globals['_READREQUEST']._serialized_end=2425
+  _globals['_READCHUNK']._serialized_start=2428
+  _globals['_READCHUNK']._serialized_end=2633
+  _globals['_WRITEHEADER']._serialized_start=2636
+  _globals['_WRITEHEADER']._serialized_end=2765
+  _globals['_WRITECHUNK']._serialized_start=2768
+  _globals['_WRITECHUNK']._serialized_end=2926
+  _globals['_CACHE']._serialized_start=3089
+  _globals['_CACHE']._serialized_end=3883
 # @@protoc_insertion_point(module_scope)

@@ -71,12 +71,14 @@ class OpenNamespaceResponse(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., layout: _Optional[_Union[_common_pb2.BlockLayout, _Mapping]] = ..., created: _Optional[bool] = ..., near: _Optional[_Iterable[_Union[NearNamespace, _Mapping]]] = ..., boot_id: _Optional[bytes] = ..., write_codings: _Optional[_Iterable[_Union[Coding, str]]] = ..., storage_bytes: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys")
+    __slots__ = ("namespace_id", "keys", "mapped")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    MAPPED_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
+    mapped: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., mapped: _Optional[int] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
     __slots__ = ("matched", "residency", "reason", "near")

@@ -19,7 +19,7 @@ from kvstore.core.errors import InvalidArgument
 from kvstore.core.keys import parents_of
 from kvstore.core.types import Durability, Reason
 from kvstore.kernels import native
-from kvstore.v1 import inspect_pb2, session_pb2
+from kvstore.v1 import admin_pb2, inspect_pb2, session_pb2
 from kvstore.wire.framing import PROTOCOL_VERSION, FrameKind, pack_frame
 from tests.client.harness import DaemonProcess, ask, blocks_of, chain, small_spec
 
@@ -69,6 +69,16 @@ def test_the_rest_of_a_run_is_asked_for_and_the_reason_is_the_daemons(daemon):
         assert made == ["Match"]
         none = client.match(namespace, keys[30:])
         assert (none.matched, none.reason) == (0, Reason.REMOVED)
+
+
+def test_the_daemon_is_told_of_what_was_found_without_it(ssd_daemon):
+    with Client(ssd_daemon.socket, OPTIONS) as client:
+        namespace, keys = put(client)
+        for _ in range(3):
+            client.match(namespace, keys)
+        client.match(namespace, [*keys, b"u" * 32])
+        counters = ask(client, "Status", admin_pb2.StatusResponse).counters
+        assert (counters["match_found"], counters["match_missed_never_stored"]) == (4 * len(keys), 1)
 
 
 def test_namespaces_do_not_meet(daemon):

@@ -83,7 +83,7 @@ def test_each_call_is_told_with_its_id_whichever_thread_serves_it(logged: tuple[
         opened = client.open_namespace(small_spec(model="secretmodel", salt=b"secretsalt"))
         keys, _ = chain(opened.namespace_id, 3)
         client.put(opened.namespace_id, blocks_of(opened.layout, keys))
-        client.match(opened.namespace_id, keys)
+        client.run(client.operations.match(opened.namespace_id, keys))
         client.connection()[0].call("kvstore.v1.Admin/ListLeases", b"", 9)
     lines = [json.loads(line) for line in kept.lines]
     told = {line["message"].partition(":")[0]: line["request"] for line in lines if " after " in line["message"]}

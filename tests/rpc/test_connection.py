@@ -99,7 +99,7 @@ def test_a_user_may_have_so_many_calls_under_way_in_all_its_sessions():
             gone.connection.abort()
             dispatcher.done[0](None, Unavailable("gone"))
             await until(lambda: len(dispatcher.done) == begun + 2)
-            assert len(made[0].connection._shares._lines) == 0
+            assert len(made[0].connection._shares.lines) == 0
 
     asyncio.run(run())
 

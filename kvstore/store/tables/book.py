@@ -370,13 +370,18 @@ class Book:
 
     def account(self, namespace: Namespace, tier: Tier, kind: int, change: int) -> None:
         """Count copies that came (or, below 0, went)."""
-        namespace.count(tier, kind, change)
+        nbytes = change * namespace.sizes[tier][kind]
+        namespace.blocks_by_tier[tier] += change
         if tier is Tier.SSD and namespace.blocks_by_tier[tier] == 0:
             # The disk may forget a namespace of which it holds nothing: it is told again before the next block.
             namespace.on_disk = False
         self.blocks[tier] += change
-        self.bytes[tier] += change * namespace.sizes[tier][kind]
-        self.raw_bytes[tier] += change * namespace.sizes[tier][Codec.RAW]
+        self.bytes[tier] += nbytes
+        raw = change * namespace.sizes[tier][Codec.RAW]
+        self.raw_bytes[tier] += raw
+        namespace.saved_bytes += raw - nbytes
+        if namespace.share is not None:
+            namespace.share.bytes[tier] += nbytes
 
 
 def copy_number(slot: int, tier: Tier) -> int:

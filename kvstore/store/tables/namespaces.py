@@ -67,14 +67,6 @@ class Namespace:
         """The first name that it was given, or ""."""
         return self.names[0] if self.names else ""
 
-    def count(self, tier: Tier, kind: int, change: int) -> None:
-        """Count copies that came (or, below 0, went)."""
-        nbytes = self.sizes[tier][kind]
-        self.blocks_by_tier[tier] += change
-        self.saved_bytes += change * (self.sizes[tier][Codec.RAW] - nbytes)
-        if self.share is not None:
-            self.share.bytes[tier] += change * nbytes
-
     def codec_at(self, depth: int) -> Codec:
         """Codec of a block with ``depth`` blocks before it: raw if it lies wholly in the first raw tokens."""
         tokens = self.spec.block_tokens

@@ -70,6 +70,11 @@ class Get:
             near = state.namespaces.near(namespace.spec, owner.namespaces) if not found else ()
         return MatchResult(len(found), tuple(found), reason, near)
 
+    def count_mapped(self, keys: int) -> None:
+        """See ``Session.count_mapped``."""
+        with self._state.locked() as book:
+            book.counters["match_found"] += keys
+
     def why_missing(self, book: Book, key: BlockKey, namespace: Namespace) -> Reason:
         """Why a key is a miss."""
         if book.resident(key, namespace) != NONE:

@@ -32,6 +32,9 @@ class Runs(Enum):
 class Served(Cache, Protocol):
     """The session of a caller, as the daemon's half of a row sees it: ``Cache``, and calls up to where they wait."""
 
+    def count_mapped(self, keys: int) -> None:
+        """This session's client has found so many keys by itself, in the index that it maps."""
+
     def begin_fetch(
         self,
         namespace_id: NamespaceId,
@@ -114,6 +117,9 @@ class Ids(Protocol):
 
     def lose_job(self, job_id: JobId) -> int:
         """Forget a job that can not end any more; returns how many keys it had."""
+
+    def take_mapped(self) -> int:
+        """Keys that were found in the mapped index and not told of yet; they are told now."""
 
     def remember(self, namespace_id: NamespaceId, known: KnownNamespace) -> None:
         """Keep what opens a namespace again."""

@@ -19,6 +19,8 @@ from kvstore.wire.verbs.checks import arena_tier, lease_of, wait_of
 def _match(call: Asked, request: cache_pb2.MatchRequest) -> cache_pb2.MatchResponse:
     namespace, keys = messages.target_of(request.namespace_id, request.keys)
     result = call.session.match(namespace, keys)
+    if request.mapped:
+        call.session.count_mapped(request.mapped)
     near = result.near
     return cache_pb2.MatchResponse(
         matched=result.matched,
@@ -40,7 +42,9 @@ MATCH: Final = Verb(
     request=cache_pb2.MatchRequest,
     reply=cache_pb2.MatchResponse,
     serve=_match,
-    pack=lambda _ids, namespace_id, keys: cache_pb2.MatchRequest(namespace_id=namespace_id, keys=b"".join(keys)),
+    pack=lambda ids, namespace_id, keys: cache_pb2.MatchRequest(
+        namespace_id=namespace_id, keys=b"".join(keys), mapped=ids.take_mapped()
+    ),
     unpack=_matched,
     fallback=lambda _ids, _namespace_id, _keys: MatchResult(0, (), Reason.TIER_UNAVAILABLE),
     again=True,
