@@ -209,6 +209,7 @@ RULES: dict[str, list[Bad]] = {
 FREE = {
     "AdvancePlanRequest.some": "a bool",
     "AdvancePlanRequest.drop": "a bool",
+    "MatchRequest.mapped": "any count of keys: it moves a counter and nothing else",
     "TraceRequest.after_sequence": "any number is a moment: nothing came after one that is above all",
     "ReserveRequest.whole": "a bool",
     "NamespacePolicy.raw_first_tokens": "any count of tokens",
