@@ -77,6 +77,9 @@ def _copies(client: Client, effort: Effort) -> list[Row]:
     threads = client.options.copy_threads
     copies = MemoryCopies(BLOCK_BYTES, BATCH, threads)
     namespace, chain = fill(client, "get", RESIDENT_BLOCKS, BLOCK_BYTES)
+    # Held: what is put meanwhile is more than HOST has room for beside them.
+    lease = client.grant_lease("kvbench copies", 600_000)
+    client.hold(lease, namespace, chain.keys)
     following = batches(chain.keys, BATCH)
     out = aligned_buffer(BATCH * BLOCK_BYTES)
     out_bytes = copies.batch_bytes
@@ -104,6 +107,7 @@ def _copies(client: Client, effort: Effort) -> list[Row]:
         # Beside its limit and not beside the copies, which leave nothing in the caches.
         beside = {"in place": in_place, "echo": lambda: call(bytes(34 * BATCH))}
         seconds |= take_turns(beside, effort.rounds * 4)
+    client.release(lease)
     limit = rate(out_bytes, median(seconds["copy"]))
     conditions = {"blocks": BATCH, "block_bytes": BLOCK_BYTES, "copy_threads": threads, "rounds": effort.rounds}
 
