@@ -5,50 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
 
 import numpy as np
 import torch
 
+from kvstore.adapters.settings import EngineSettings
 from kvstore.adapters.weights import weights_of
-from kvstore.client import Pieces, Pointer, default_socket
+from kvstore.client import Pieces, Pointer
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespaceSpec, canonical_json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What stands under ``kvstore`` in the extra configuration."""
+class Settings(EngineSettings):
+    """What stands under ``kvstore`` in the extra configuration. What is stored finds room within ``load_s``, too."""
 
-    socket: str = ""
-    """The daemon's session socket; empty for the one that all commands take by default."""
-    buffer_bytes: int = 256 << 20
-    """What is stored goes through this."""
-    deadline_s: float = 1.0
-    """Longest that a daemon that hangs holds up a call."""
-    load_s: float = 10.0
-    """How long pages that lie on SSD are waited for, and room for those that are stored."""
-    connect_s: float = 10.0
-    """How long the start waits for the daemon."""
-    revision: str = ""
-    """Names the weights, instead of the files' names, sizes and times: two sets of weights must never share one."""
-    salt: str = ""
-    """Sets tenants apart."""
+    __slots__ = ()
 
     @classmethod
     def of(cls, given: Mapping[str, Any], config: Any) -> Self:
         """Read them. Raises InvalidArgument for a name that is none, and for what pages can not be shared under."""
-        names = {item.name for item in fields(cls)}
-        unknown = sorted(set(given) - names)
-        if unknown:
-            raise InvalidArgument("kvstore", ", ".join(unknown), f"some of {', '.join(sorted(names))}")
+        found = cls.read("kvstore", given)
         if getattr(config, "should_split_heads", False):
             told = "heads split between engines of another tensor parallelism"
             raise InvalidArgument("tp_lcm_size", told, "engines of one tensor parallelism, each with pages of its own")
-        found = cls(**given)
-        return found if found.socket else cls(**{**given, "socket": str(default_socket())})
+        return found
 
 
 @dataclass(frozen=True, slots=True)

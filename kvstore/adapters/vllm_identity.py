@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import torch
 import vllm
 
+from kvstore.adapters.settings import EngineSettings
 from kvstore.adapters.weights import weights_of
-from kvstore.client import default_socket
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import NamespaceSpec, canonical_json
 
@@ -17,40 +17,20 @@ LOADS: Final = ("auto", "inside", "between")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """``kv_connector_extra_config``, as vLLM is given it."""
+class Settings(EngineSettings):
+    """``kv_connector_extra_config``, as vLLM is given it. What is held up is a step."""
 
-    socket: str = ""
-    """The daemon's session socket; empty for the one that all commands take by default."""
-    buffer_bytes: int = 256 << 20
-    """What is stored goes through this; what it has no room for is stored after a later step."""
-    deadline_s: float = 1.0
-    """Longest that a daemon that hangs holds up a step, once."""
-    load_s: float = 10.0
-    """How long a load waits for blocks that lie on SSD."""
-    connect_s: float = 10.0
-    """How long the start waits for the daemon."""
     loads: str = "auto"
     """``inside`` of the step, ``between`` steps, or ``auto``: inside where all blocks are in HOST."""
-    revision: str = ""
-    """Names the weights, instead of the files' names, sizes and times: two sets of weights must never share one."""
-    salt: str = ""
-    """Sets tenants apart."""
 
     @classmethod
     def of(cls, vllm_config: Any) -> Self:
         """Read them. Raises InvalidArgument for a name or value that is none."""
-        given = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        names = {item.name for item in fields(cls)}
-        unknown = sorted(set(given) - names)
-        if unknown:
-            raise InvalidArgument(
-                "kv_connector_extra_config", ", ".join(unknown), f"some of {', '.join(sorted(names))}"
-            )
-        found = cls(**given)
+        field = "kv_connector_extra_config"
+        found = cls.read(field, vllm_config.kv_transfer_config.kv_connector_extra_config)
         if found.loads not in LOADS:
-            raise InvalidArgument("kv_connector_extra_config.loads", found.loads, f"one of {', '.join(LOADS)}")
-        return found if found.socket else cls(**{**given, "socket": str(default_socket())})
+            raise InvalidArgument(f"{field}.loads", found.loads, f"one of {', '.join(LOADS)}")
+        return found
 
 
 def specs_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> list[NamespaceSpec]:

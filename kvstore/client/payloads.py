@@ -141,7 +141,7 @@ class PutPlan:
     @classmethod
     def of(cls, layout: BlockLayout, blocks: PutBlocks, part_bytes: int = PUT_PART_BYTES) -> PutPlan:
         """Check sizes. InvalidArgument naming the field that does not fit."""
-        _check(blocks, "parents", "payloads")
+        check_blocks(blocks, "parents", "payloads")
         size = layout.layers * layout.raw_slice_bytes
         sources = [as_bytes(f"payloads[{i}]", payload, size) for i, payload in enumerate(blocks.payloads)]
         return cls(blocks, layout, sources, max(1, part_bytes // layout.stored_bytes))
@@ -149,7 +149,7 @@ class PutPlan:
     @classmethod
     def staged(cls, layout: BlockLayout, blocks: PutBlocks) -> PutPlan:
         """Of blocks whose bytes are where they are to be already. Checks as ``of``."""
-        _check(blocks, "parents")
+        check_blocks(blocks, "parents")
         return cls(blocks, layout, [], BATCH_KEYS_MAX)
 
     @property
@@ -187,7 +187,7 @@ class PutPlan:
         return [CommitEntry(standing.reservation_id, key, parent) for standing, key, parent in pairs]
 
 
-def _check(blocks: PutBlocks, *fields: str) -> None:
+def check_blocks(blocks: PutBlocks, *fields: str) -> None:
     """Refuse fields that do not go with the keys."""
     count = len(blocks.keys)
     for field in fields:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.cache import FetchResult
-from kvstore.client.payloads import GetPlan, GotBlocks, Memory, PutBlocks, PutPlan
+from kvstore.client.payloads import GetPlan, GotBlocks, Memory, PutBlocks, PutPlan, check_blocks
 from kvstore.client.standing import Standing
 from kvstore.core.errors import InvalidArgument
 from kvstore.core.namespace import BlockLayout
@@ -197,13 +197,8 @@ class StorePlan(PutPlan):
     @classmethod
     def from_pieces(cls, layout: BlockLayout, blocks: PutBlocks, source: Pieces) -> StorePlan:
         """Check sizes. InvalidArgument naming the field that does not fit."""
-        count = len(blocks.keys)
-        if len(blocks.parents) != count:
-            raise InvalidArgument("parents", f"{len(blocks.parents)} entries", f"{count} entries, one for each of keys")
-        if len(blocks.token_ids) % max(count, 1):
-            told = f"{len(blocks.token_ids)} tokens"
-            raise InvalidArgument("token_ids", told, f"block_tokens for each of {count} keys")
-        source.check("source", count, layout)
+        check_blocks(blocks, "parents")
+        source.check("source", len(blocks.keys), layout)
         return cls(blocks, layout, [], BATCH_KEYS_MAX, source)
 
     def writes(self, part: slice, places: Sequence[Standing], memory: Memory) -> Any:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,15 +21,6 @@ from kvstore.tools.daemon_process import DaemonProcess
 CHUNK = 192 << 10
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 ALLOCATOR = AdHocMemoryAllocator(device="cpu")
-
-
-@pytest.fixture
-def daemon(kvstored) -> Iterator[DaemonProcess]:
-    with TemporaryDirectory(prefix="kvl-") as folder:
-        flags = {"device": "0", "host": "64 MiB", "ssd": "128 MiB", "ssd-dir": f"{folder}/ssd", "ssd-free-floor": "0"}
-        with DaemonProcess(Path(folder), flags, kvstored) as found:
-            found.start()
-            yield found
 
 
 def adapter_for(daemon: DaemonProcess, **more):

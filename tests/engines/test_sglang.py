@@ -7,10 +7,7 @@ the pools of host memory whose pages move, and the backend that SGLang brings it
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -44,15 +41,6 @@ from kvstore.tools.daemon_process import DaemonProcess  # noqa: E402
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 LAYERS, HEADS, DIM, PAGE, TOKENS = 3, 2, 8, 16, 512
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
-
-
-@pytest.fixture
-def daemon(kvstored) -> Iterator[DaemonProcess]:
-    with TemporaryDirectory(prefix="kvs-") as folder:
-        flags = {"device": "0", "host": "32 MiB", "ssd": "128 MiB", "ssd-dir": f"{folder}/ssd", "ssd-free-floor": "0"}
-        with DaemonProcess(Path(folder), flags, kvstored) as found:
-            found.start()
-            yield found
 
 
 def pool_of(layout: str, dtype: torch.dtype = torch.float16) -> MHATokenToKVPoolHost:
